@@ -22,8 +22,11 @@ class OptimizedTransducer(Adapter):
     overwrites_logits = True
     reductions = ("sum", "mean")
     variants = {
-        **{"log-probs": {"log_probs": True}, "modified": {"topology": "modified-last-blank"}, "hat": HAT},
-        **{"cuda": CUDA, "cuda-modified": {**CUDA, "topology": "modified-last-blank"}},
+        "log-probs": {"log_probs": True},
+        "modified": {"topology": "modified-last-blank"},
+        "hat": HAT,
+        "cuda": CUDA,
+        "cuda-modified": {**CUDA, "topology": "modified-last-blank"},
         "by-utterance": {"by_utterance": True, "fewest_targets": 1},  # it refuses a batch without any target
     }
 

@@ -39,7 +39,7 @@ SCREENS = {
 
 def picture(rows: List[Row]) -> Figure:
     """Return the plot of rows of one configuration, without those of another environment than their own."""
-    places = plots.known(rows)
+    places = plots.positions(rows)
     both = [row for row in rows if "@" not in row.name and row.label in places]
     at = [places[row.label] for row in both]
     pick = verdict.fastest(rows)

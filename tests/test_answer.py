@@ -267,7 +267,7 @@ def test_a_line_has_as_many_columns_as_there_is_room_for_and_colors_change_nothi
     read = logs.read([log])
     heads = {}
     for width in (60, 80, 100, 200):
-        text, colored = tables.screen(read, width), tables.screen(read, width, tables.COLORS)
+        text, colored = (tables.screen(read, tables.Terminal(width, colors)) for colors in ({}, tables.COLORS))
         assert max(map(len, text.splitlines())) <= width
         assert width < 80 or " ..." not in text.partition("VERDICT")[2]
         assert "\x1b[" in colored and re.sub(r"\x1b\[[\d;]*m", "", colored) == text
@@ -522,7 +522,7 @@ def test_a_loss_that_computes_in_less_than_float32_is_named(tmp_path):
         verdict_text = screen(tmp_path).partition("VERDICT")[2]
         assert (
             ("less than float32" in verdict_text)
-            == ("3.1e-04 < float32" in tables.screen(logs.read([tmp_path]), width=300))
+            == ("3.1e-04 < float32" in tables.screen(logs.read([tmp_path]), tables.Terminal(300)))
             == told
         )
         assert ("less than float32" in summarize(tmp_path)) == told

@@ -18,12 +18,12 @@ from commands import ROOT, assert_user_error, run
 from fixtures_runs import write_run
 
 from rnnt_bench.cli import listing
-from rnnt_bench.cli.parser import add_flags, given_settings, with_limits
+from rnnt_bench.cli.parser import add_flags, read_settings, with_limits
 from rnnt_bench.core import flag_types, settings
 from rnnt_bench.core.arguments import Parser
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.implementations import IMPLEMENTATIONS
-from rnnt_bench.core.settings import declared, setting
+from rnnt_bench.core.settings import declare, declared
 from rnnt_bench.data import shapes
 from rnnt_bench.setup import interpreters
 
@@ -32,7 +32,7 @@ SCRIPTS = [implementation.file for implementation in IMPLEMENTATIONS]
 
 
 def given(*words):
-    return given_settings(parsed(*words))
+    return read_settings(parsed(*words))
 
 
 @pytest.mark.parametrize("script", [*SCRIPTS, "benchmark_all.py"])
@@ -121,9 +121,9 @@ def test_completions_answer_the_shell_and_import_nothing_without_it(monkeypatch)
     assert run("benchmark_all.py", "--help").returncode == "asked"
 
 
-TITLES = {"short": "grains", "metavar": "G", "label": "grain", "heading": "{} grains", "heading_of_default": False}
+TITLES = {"short": "grains", "metavar": "G", "label": "grain", "heading": "{} grains", "default_is_usual": True}
 PRESETS = {"quick": 1, "chars": 2}
-GRAIN = setting(3, "grains of each batch", settings.BATCHES, type=flag_types.whole(1), presets=PRESETS, **TITLES)
+GRAIN = declare(3, "grains of each batch", settings.BATCHES, type=flag_types.whole(1), presets=PRESETS, **TITLES)
 
 
 def test_one_field_makes_a_setting(monkeypatch):

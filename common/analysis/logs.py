@@ -31,7 +31,7 @@ class Log:
         self.every = every
         self.rows = [row for row in every if not row.header.values]
         self.swept = [row for row in every if row.header.values]
-        look_of = style.look_of_each({row.name: row.kind for row in every})
+        look_of = style.looks({row.name: row.kind for row in every})
         for row in every:
             row.look = look_of[row.name]
 

@@ -333,6 +333,9 @@ class Row:
         return ratios.without_load([self.times_of(scope).medians], self.times_of(scope).loaded)[1]
 
 
+Rows = Sequence[Row]
+
+
 def gaps(line: Correctness) -> Dict[str, float]:
     return {kind: gap for kind, gap in (line.approximation_gaps or {}).items() if gap is not None}
 

@@ -3,10 +3,10 @@ was measured is shown whatever stopped it, and tells the exit code."""
 
 from __future__ import annotations
 
-import argparse
-import sys
+from argparse import Namespace
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
@@ -21,6 +21,7 @@ from rnnt_bench.core.errors import (
     NOT_RUNNABLE,
     UserError,
     drop_stdout,
+    say,
 )
 from rnnt_bench.core.files import write_whole
 from rnnt_bench.core.text import count, plain
@@ -37,9 +38,17 @@ from rnnt_bench.show import page, tables
 DETAILS = "details.txt"
 
 
+def main(arguments: Namespace) -> int:
+    """Measure what the flags choose, here or on a cluster; return the exit code."""
+    names = parser.chosen(arguments)
+    if arguments.executor == "ray":
+        return on_cluster(arguments)
+    return benchmark(names, arguments, arguments.loss)
+
+
 def benchmark(
     names: Sequence[str],
-    arguments: argparse.Namespace,
+    arguments: Namespace,
     names_of_script: Sequence[str] = (),
     executor: Optional[Executor] = None,
 ) -> int:
@@ -48,7 +57,8 @@ def benchmark(
     names_of_script: those of the script that was started, which prefer the Python it was started with."""
     if arguments.budget and arguments.sweep:
         raise UserError("--budget is for an ordinary run: leave --sweep out")
-    executor, given = executor or Executor(), parser.given_settings(arguments)
+    executor = executor or Executor()
+    flags = parser.read_settings(arguments)
     python_of = interpreters.choose_all(names, arguments.in_place, names_of_script)
     interpreters.need_torch(python_of)
     device = interpreters.resolve_device(arguments.device, [choice.python for choice in python_of.values()])
@@ -57,29 +67,30 @@ def benchmark(
         rows = default_rows(names, device, bool(arguments.budget), arguments.topology, bool(arguments.sweep))
         left_out = [name for name in names if name not in (*rows, *names_of_script)]
         if left_out and not arguments.quiet:
-            print(f"left out unless --only or --topology names them: {', '.join(left_out)}", file=sys.stderr)
+            say(f"left out unless --only or --topology names them: {', '.join(left_out)}")
         python_of = {name: choice for name, choice in python_of.items() if name not in left_out}
+    chosen = [key for key, value in flags.items() if value is not None]
     swept = [axis.key for axis in arguments.sweep]
-    kinds = {implementations.find(name).kind for name in python_of}
-    settings.check_kinds([*(key for key, value in given.items() if value is not None), *swept], kinds)
+    settings.check_kinds([*chosen, *swept], {implementations.find(name).kind for name in python_of})
     if arguments.budget:
-        given["passes"] = given["passes"] or ("correctness", "timing", "memory")
-    cells, settings_of = settings.cells(arguments.sweep), _settings(arguments.sweep, given, device)
+        flags["passes"] = flags["passes"] or ("correctness", "timing", "memory")
+    cells = settings.cells(arguments.sweep)
+    settings_of_cells = _settings(arguments.sweep, flags, device)
     folders: List[Path] = []
     with measuring() as ended:
         controls = Controls()
         if is_default and not arguments.budget:
-            controls = _controls(python_of, settings_of[0], arguments, executor)
-        for number, (cell, resolved) in enumerate(zip(cells, settings_of), 1):
+            controls = _controls(python_of, settings_of_cells[0], arguments, executor)
+        for number, (cell, resolved) in enumerate(zip(cells, settings_of_cells), 1):
             if cell and not arguments.quiet:
-                print(f"cell {number} of {len(cells)}: {settings.words(cell)}", file=sys.stderr)
+                say(f"cell {number} of {len(cells)}: {settings.words(cell)}")
+            measure = partial(_measure, python_of, controls, resolved, cell, flags, executor, folders)
             before = len(folders)
             try:
-                _measure(python_of, controls, resolved, cell, arguments, given, executor, folders)
+                measure(arguments)
             except Changed as change:
                 del folders[before:]
-                anew = anew_after(change, arguments)
-                _measure(python_of, controls, resolved, cell, anew, given, executor, folders)
+                measure(anew_after(change, arguments))
     return _finish(ended, folders, arguments, names_of_script)
 
 
@@ -94,7 +105,7 @@ class Controls(NamedTuple):
 def _controls(
     python_of: Mapping[str, interpreters.Choice],
     resolved: settings.Settings,
-    arguments: argparse.Namespace,
+    arguments: Namespace,
     executor: Executor,
 ) -> Controls:
     """Return the controls of a run that no row was named for.  Raises Interrupted."""
@@ -107,16 +118,16 @@ def _controls(
     slow = times.slow_products([line for line in map(typed, limits) if isinstance(line, Limits)])
     rows = interpreters.controls(python_of, resolved.device, slow is not None)
     if slow is not None and not arguments.quiet:
-        names = ", ".join(name for name in rows if implementations.find(name).condition == implementations.FAST_MKL)
-        words = f"torch multiplies at {slow:.0%} of this processor's rate: {names} are measured without that"
-        print(f"{words}, see docs/usage.md", file=sys.stderr)
+        fast = [name for name in rows if implementations.find(name).condition == implementations.FAST_MKL]
+        words = f"torch multiplies at {slow:.0%} of this processor's rate: {', '.join(fast)} are measured without that"
+        say(f"{words}, see docs/usage.md")
     return Controls(rows, limits)
 
 
-def on_cluster(arguments: argparse.Namespace) -> int:
+def on_cluster(arguments: Namespace) -> int:
     """Measure each cell, with the flags of this command, on a node of a Ray cluster, and print the table; return the
     exit code."""
-    _settings(arguments.sweep, parser.given_settings(arguments), "cpu" if arguments.device == "cpu" else "cuda")
+    _settings(arguments.sweep, parser.read_settings(arguments), "cpu" if arguments.device == "cpu" else "cuda")
     folders: List[Path] = []
     with measuring() as ended:
         for folder in cluster.measured(arguments):
@@ -130,7 +141,8 @@ def default_rows(
     """Return what of these is measured where no row was named: losses on another lattice only with --topology, on a CPU
     no loop in Python, for a first answer the main environment's alone and on a CPU none in plain torch, in a sweep none
     by utterance."""
-    kept, device_type = [], device.partition(":")[0]
+    kept = []
+    device_type = device.partition(":")[0]
     for name in names:
         implementation = implementations.find(name)
         is_loop = device_type in implementations.described(implementation).python_loops
@@ -143,72 +155,73 @@ def default_rows(
     return kept
 
 
-def _settings(axes: Sequence[settings.Axis], given: Dict[str, Any], device: str) -> List[settings.Settings]:
+def _settings(axes: Sequence[settings.Axis], flags: Dict[str, Any], device: str) -> List[settings.Settings]:
     """Return the settings of each cell of a sweep; of one cell without a sweep.  Raises UserError for flags that have
     no effect."""
-    settings.check_axes(axes, given)
+    settings.check_axes(axes, flags)
     if axes:
-        given["passes"] = given["passes"] or settings.PASSES[:3]
-    resolved = [settings.resolve({**given, **cell}, device) for cell in settings.cells(axes)]
-    return [replace(each, budget=None) for each in resolved] if axes else resolved
+        flags["passes"] = flags["passes"] or settings.PASSES[:3]
+    resolved = [settings.resolve({**flags, **cell}, device) for cell in settings.cells(axes)]
+    return [replace(cell, budget=None) for cell in resolved] if axes else resolved
 
 
 def _measure(
     python_of: Mapping[str, interpreters.Choice],
     controls: Controls,
     resolved: settings.Settings,
-    cell: Dict[str, Any],
-    arguments: argparse.Namespace,
-    given: Mapping[str, Any],
+    cell: Mapping[str, Any],
+    flags: Mapping[str, Any],
     executor: Executor,
     folders: List[Path],
+    arguments: Namespace,
 ) -> None:
-    """Measure one configuration, and add its folders to `folders`.  cell: its values of --sweep; given: by flags."""
-    extra: Dict[str, Any] = {"values": cell} if cell else {}
+    """Measure one configuration, and add its folders to `folders`.  cell: its values of --sweep; flags: the settings
+    that flags gave."""
+    extra = {"values": dict(cell)} if cell else {}
     python_of = {**python_of, **controls.python_of}
-    names, is_first = list(python_of), not folders  # a sweep that was stopped has not begun its later cells
+    names = list(python_of)
+    is_first = not folders  # a sweep that was stopped has not begun its later cells
     with open_runs(names, resolved, arguments.log_dir, arguments.resume, extra, or_anew=not is_first) as run_of:
         folders += [run.folder for run in run_of.values()]
         if is_first:
             if not arguments.quiet:
-                announce(names, resolved, given)
+                announce(names, resolved, flags)
             if {"timing", "trace"} & set(resolved.passes):
                 warn_of_load(executor, resolved)
         with Progress(arguments.quiet) as progress:
             session = Session(run_of, python_of, resolved, arguments.timeout, progress, executor)
-            limits, wait = parser.with_limits(arguments, resolved), parser.wait(arguments)
             for run in run_of.values():
                 with suppress(store.NotWritten):  # goes to disk with its first job, if there is room then
                     run.add(controls.limits)
             jobs = plan(names, resolved, controls.python_of)
-            rounds.measure(session, jobs, limits=limits, wait=wait)
+            limits = parser.with_limits(arguments, resolved)
+            rounds.measure(session, jobs, limits=limits, wait=parser.wait(arguments))
 
 
-def announce(names: Sequence[str], resolved: settings.Settings, given: Mapping[str, Any]) -> None:
-    """Print what is about to be measured.  given: the settings that flags gave."""
-    of_rounds = count(resolved.rounds, "round")
-    if resolved.budget:
-        time = flag_types.worded_duration(resolved.budget)
-        of_rounds = f"{min(settings.FEWEST_IN_BUDGET, resolved.rounds)} to {of_rounds}, as many as begin within {time}"
-    joiner = f"V {resolved.vocab_size}, joiner {resolved.encoder_dim}, {resolved.dtype}, {of_rounds}"
-    symbols = given.get("file_vocab_size")
+def announce(names: Sequence[str], resolved: settings.Settings, flags: Mapping[str, Any]) -> None:
+    """Print what is about to be measured.  flags: the settings that flags gave."""
+    symbols = flags.get("file_vocab_size")
     if symbols not in (None, resolved.vocab_size):
-        note = f"note: V is {resolved.vocab_size}, but the shape file counts tokens of {symbols} symbols"
-        print(note, file=sys.stderr)
+        say(f"note: V is {resolved.vocab_size}, but the shape file counts tokens of {symbols} symbols")
+    say(f"preset {resolved.preset}: {flag_types.note(resolved.preset)}")
+    size = f"of {resolved.batch_size} utterances"
     if resolved.sort_utterance:
         padded = "padded " if resolved.max_frames_padded else ""
         size = f"of up to {resolved.max_frames} {padded}frames, sorted by length"
-    else:
-        size = f"of {resolved.batch_size} utterances"
-    each = " in each round" if resolved.own_batches else ""
-    chosen = f"{count(resolved.num_batches, 'batch')} {size} ({resolved.batches}{each})"
-    batches = [chosen, *settings.described(resolved.to_json())]
-    print(f"preset {resolved.preset}: {flag_types.note(resolved.preset)}", file=sys.stderr)
-    heading = f"measuring {', '.join(names)} on {resolved.device}: {', '.join(batches)}"
-    print(f"{heading}, {joiner}; passes {', '.join(resolved.passes)}", file=sys.stderr)
+    choice = f"{resolved.batches} in each round" if resolved.own_batches else resolved.batches
+    batches = f"{count(resolved.num_batches, 'batch')} {size} ({choice})"
+    joiner = f"V {resolved.vocab_size}, joiner {resolved.encoder_dim}"
+    repeated = count(resolved.rounds, "round")
+    if resolved.budget:
+        fewest = min(settings.FEWEST_IN_BUDGET, resolved.rounds)
+        time = flag_types.worded_duration(resolved.budget)
+        repeated = f"{fewest} to {repeated}, as many as begin within {time}"
+    parts = [batches, *settings.described(resolved.to_json()), joiner, resolved.dtype, repeated]
+    heading = f"measuring {', '.join(names)} on {resolved.device}: {', '.join(parts)}"
+    say(f"{heading}; passes {', '.join(resolved.passes)}")
 
 
-def _finish(ended: Ending, folders: Sequence[Path], arguments: argparse.Namespace, needed: Sequence[str] = ()) -> int:
+def _finish(ended: Ending, folders: Sequence[Path], arguments: Namespace, needed: Sequence[str] = ()) -> int:
     """Print the table of these runs, write the report and return the exit code.  needed: rows that must run."""
     if ended.mistake and not any(folder.exists() for folder in folders):
         raise ended.mistake
@@ -217,14 +230,14 @@ def _finish(ended: Ending, folders: Sequence[Path], arguments: argparse.Namespac
     rows = [*shown.rows, *shown.swept]
     statuses = ["error" if row.name in needed and row.status in NOT_RUNNABLE else row.status for row in rows]
     log.newest()  # which tells each row its earlier runs
-    short = tables.screen(shown, folders=[arguments.log_dir], **tables.how())
+    short = tables.screen(shown, tables.this_terminal(), [arguments.log_dir])
     return finish(ended, short + "\n", tables.whole(shown) + "\n", statuses, arguments, log)
 
 
-def anew_after(change: Changed, arguments: argparse.Namespace) -> argparse.Namespace:
+def anew_after(change: Changed, arguments: Namespace) -> Namespace:
     """Say why a run cannot go on; return the arguments of one of its own."""
-    print(f"--resume: {plain(change)}: a run of its own begins", file=sys.stderr)
-    return argparse.Namespace(**{**vars(arguments), "resume": False})
+    say(f"--resume: {plain(change)}: a run of its own begins")
+    return Namespace(**{**vars(arguments), "resume": False})
 
 
 @dataclass
@@ -252,7 +265,7 @@ def finish(
     short: str,
     details: str,
     statuses: Sequence[str],
-    arguments: argparse.Namespace,
+    arguments: Namespace,
     log: Optional[logs.Log] = None,
 ) -> int:
     """Print the table, write it whole and the report to --log-dir, and return the exit code.
@@ -260,29 +273,30 @@ def finish(
     short, details: the table without and with --details; log: what --log-dir holds, where that is read already.  Raises
     the UserError that stopped the measuring."""
     path = arguments.log_dir / DETAILS
-    kept = "" if arguments.quiet else f"stages, options, limits, notes: {path}"
+    line = "" if arguments.quiet else f"stages, options, limits, notes: {path}"
     try:
         write_whole(f"{command('summarize')} --details has it", (path, details))
     except UserError as error:
-        kept = f"warning: {error}"
+        line = f"warning: {error}"
     try:
         print(details if arguments.details else short, end="", flush=True)
     except OSError as error:
         drop_stdout()
-        ended.code, broken = ended.code or EXIT_FAILED, isinstance(error, BrokenPipeError)
-        words = f"{error.strerror or error}; {command('summarize')} prints it"
-        kept = "" if broken else f"warning: no table: {words}"
-    if kept:
-        print(kept, file=sys.stderr)
+        ended.code = ended.code or EXIT_FAILED
+        line = f"warning: no table: {error.strerror or error}; {command('summarize')} prints it"
+        if isinstance(error, BrokenPipeError):
+            line = ""
+    if line:
+        say(line)
     if isinstance(ended.mistake, store.NotWritten):
-        print(f"error: {ended.mistake}", file=sys.stderr)
+        say(f"error: {ended.mistake}")
         ended.code = EXIT_FAILED
     elif ended.mistake:
         raise ended.mistake
     page.after_run(arguments.log_dir, arguments.quiet, log)
     if ended.code == EXIT_INTERRUPTED:
-        kept = f"what was measured is in {arguments.log_dir}, of the stopped job too, which the table leaves out"
-        print(f"interrupted: {kept}; --resume continues and runs that job again", file=sys.stderr)
+        words = f"what was measured is in {arguments.log_dir}, of the stopped job too, which the table leaves out"
+        say(f"interrupted: {words}; --resume continues and runs that job again")
     return ended.code or exit_code(statuses)
 
 
@@ -290,7 +304,7 @@ def warn_of_load(executor: Executor, resolved: settings.Settings) -> None:
     """Warn on stderr, whatever --quiet says, where others keep this machine so busy that times will be wrong."""
     disturbance = executor.disturbance(resolved)
     if disturbance:
-        print(f"warning: {disturbance}: times will be too long; wait until the machine is quiet", file=sys.stderr)
+        say(f"warning: {disturbance}: times will be too long; wait until the machine is quiet")
 
 
 def exit_code(statuses: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""--executor ray: each cell of a sweep is a plain run of benchmark_all.py on a node of a Ray cluster, on one device.
+"""Run each cell of a sweep on a node of a Ray cluster (--executor ray): a plain run of benchmark_all.py on one device.
 
 A run measures all losses on one device, so no comparison crosses devices.  What a run leaves comes back into --log-dir.
 This side never imports Ray: rnnt_bench.cli.ray_driver does, in a Python that has it.
@@ -6,7 +6,6 @@ This side never imports Ray: rnnt_bench.cli.ray_driver does, in a Python that ha
 
 from __future__ import annotations
 
-import argparse
 import base64
 import io
 import json
@@ -15,11 +14,12 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence
 
 from rnnt_bench.core import settings
-from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError
+from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError, say
 from rnnt_bench.core.files import ROOT
 from rnnt_bench.core.text import count, plain
 from rnnt_bench.records.run import claim_folder
@@ -29,35 +29,46 @@ from rnnt_bench.setup import environments
 PYTHON = "RAY_PYTHON"
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_flags(parser: ArgumentParser) -> None:
     """Add the flags that say where cells are run."""
     group = parser.add_argument_group("a cluster")
-    where = "local: one after the other on this machine; ray: each on a GPU, or a CPU slot, of a Ray cluster, in the "
-    where = f"Where cells of --sweep are run. {where}checkout of that node (docs/clusters.md). Default: local"
-    group.add_argument("--executor", choices=("local", "ray"), default="local", help=where)
-    address = "Address of the cluster's head; auto: the one that runs on this machine. Default: auto"
-    group.add_argument("--ray-address", default="auto", metavar="auto|HOST:PORT", help=address)
+    group.add_argument(
+        "--executor",
+        choices=("local", "ray"),
+        default="local",
+        help="Where cells of --sweep are run. local: one after the other on this machine; ray: each on a GPU, or a CPU "
+        "slot, of a Ray cluster, in the checkout of that node (docs/clusters.md). Default: local",
+    )
+    group.add_argument(
+        "--ray-address",
+        default="auto",
+        metavar="auto|HOST:PORT",
+        help="Address of the cluster's head; auto: the one that runs on this machine. Default: auto",
+    )
 
 
-def measured(arguments: argparse.Namespace) -> Iterator[Path]:
+def measured(arguments: Namespace) -> Iterator[Path]:
     """Run every cell, with the flags of this command, on the cluster; yield each folder that comes back.
 
     Raises UserError."""
     if arguments.resume or arguments.in_place:
         flag = "--resume" if arguments.resume else "--in-place"
         raise UserError(f"{flag} does not go with --executor ray, whose runs are of the nodes' checkouts: remove one")
-    cells, lost = settings.cells(arguments.sweep), 0
-    axes = [[f"--sweep={settings.flag(key)}={settings.worded(value)}" for key, value in cell.items()] for cell in cells]
-    commands = [[*shared(sys.argv[1:]), *of_cell] for of_cell in axes]
+    cells = settings.cells(arguments.sweep)
+    commands = []
+    for cell in cells:
+        axes = [f"--sweep={settings.flag(key)}={settings.worded(value)}" for key, value in cell.items()]
+        commands.append([*shared(sys.argv[1:]), *axes])
+    lost = 0
     for answer in _answers({"device": arguments.device.partition(":")[0], "commands": commands}, arguments.ray_address):
         where = settings.words(cells[answer["cell"]]) or "the run"
         if answer["folder"]:
             yield from unpacked(base64.b64decode(answer["folder"]), arguments.log_dir)
         if answer["code"] not in (EXIT_OK, EXIT_FAILED):
             lost += 1
-            print(f"warning: {where}: {plain(answer['message'])} ({answer['node']})", file=sys.stderr)
+            say(f"warning: {where}: {plain(answer['message'])} ({answer['node']})")
         elif not arguments.quiet:
-            print(f"{where}: measured on {answer['node']}", file=sys.stderr)
+            say(f"{where}: measured on {answer['node']}")
     if lost:
         raise UserError(f"--executor ray: {lost} of {count(len(cells), 'cell')} could not be measured, see above")
 
@@ -65,7 +76,7 @@ def measured(arguments: argparse.Namespace) -> Iterator[Path]:
 def shared(words: Sequence[str]) -> List[str]:
     """Return the flags that every cell's run gets of a command line: without the name of the command, its axes, and
     what is of this machine alone."""
-    local = argparse.ArgumentParser(add_help=False)
+    local = ArgumentParser(add_help=False)
     for flag in ("--executor", "--ray-address", "--log-dir", "--sweep"):
         local.add_argument(flag)
     for flag in ("--quiet", "--details"):
@@ -82,19 +93,20 @@ def _is_axis(word: str) -> bool:
         return False
 
 
-def _answers(asked: Dict[str, Any], address: str) -> Iterator[Dict[str, Any]]:
+def _answers(request: Dict[str, Any], address: str) -> Iterator[Dict[str, Any]]:
     """Yield what the driver says of each command that has ended.  Raises UserError."""
     chosen = os.environ.get(PYTHON)
     python = Path(chosen) if chosen else environments.interpreter("ray")
     if python is None:
         raise UserError(f"--executor ray: {environments.reason('ray')}")
-    command, variables = [str(python), "-m", "rnnt_bench.cli.ray_driver"], {**os.environ, "PYTHONPATH": str(ROOT)}
-    with tempfile.TemporaryFile("w+") as request, tempfile.TemporaryFile("w+") as errors:
-        json.dump({**asked, "address": address}, request)
-        request.seek(0)
+    command = [str(python), "-m", "rnnt_bench.cli.ray_driver"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryFile("w+") as stdin, tempfile.TemporaryFile("w+") as errors:
+        json.dump({**request, "address": address}, stdin)
+        stdin.seek(0)
         try:
             process = subprocess.Popen(
-                command, cwd=ROOT, env=variables, text=True, stdin=request, stdout=subprocess.PIPE, stderr=errors
+                command, cwd=ROOT, env=variables, text=True, stdin=stdin, stdout=subprocess.PIPE, stderr=errors
             )
         except OSError as error:
             raise UserError(f"--executor ray: {python} cannot be run: {error.strerror}") from error
@@ -113,16 +125,16 @@ def _answers(asked: Dict[str, Any], address: str) -> Iterator[Dict[str, Any]]:
 
 def unpacked(packed: bytes, log_dir: Path) -> Iterator[Path]:
     """Write the run folders of a packed log folder into `log_dir`, each under a name that is free; yield them."""
-    files: Dict[str, Dict[str, bytes]] = {}
+    runs: Dict[str, Dict[str, bytes]] = {}
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         for member in archive:
             folder, _, name = member.name.partition("/")
             content = archive.extractfile(member)
             if content and name and "/" not in name:
-                files.setdefault(folder, {})[name] = content.read()
-    for folder, of_run in sorted(files.items()):
+                runs.setdefault(folder, {})[name] = content.read()
+    for folder, files in sorted(runs.items()):
         claim = claim_folder(log_dir, folder)
-        for name, text in of_run.items():
+        for name, text in files.items():
             claim.path.with_name(name).write_bytes(text)
         claim.release()
         yield claim.path.parent

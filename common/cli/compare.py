@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import re
 import shutil
-import sys
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 from typing import List
 
@@ -17,7 +16,7 @@ from rnnt_bench.analysis.row import SCOPES, Row
 from rnnt_bench.core import flag_types
 from rnnt_bench.core.arguments import Parser
 from rnnt_bench.core.called import command
-from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, EXIT_UNDECIDED, UserError
+from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, EXIT_UNDECIDED, UserError, say
 from rnnt_bench.core.files import cannot_write
 from rnnt_bench.core.settings import FEWEST_ROUNDS
 from rnnt_bench.core.statistics import TOLERANCE
@@ -50,40 +49,65 @@ an implementation is above P%, or if one that the baseline measured failed or is
 2 for bad usage and for two runs that cannot be compared (other shapes, batches, sizes, dtype, device, threads,
 denormals, seed or machine, or two losses under two torches); 130 after Ctrl-C, 143 after SIGTERM.
 """
-#: The longer texts of --help.
-HELP = {
-    "--save-baseline": "Keep what LOG (default: log) holds now as NAME, in the folder baselines of LOG; an older NAME "
-    "becomes NAME.1.",
-    "--baseline": "Compare the baseline NAME of LOG (default: log) with what LOG holds now.",
-    "--tolerance": "Largest change of time or memory that does not matter. Default: 2%%",
-    "--fail-on-slower": "Exit with 1 when a time grew by more than P%%. Default: never",
-    "--strict": "With --fail-on-slower, exit with 3 where a time may have grown by more than P%%, though not surely: "
-    "beside other load, say, or by an interval that reaches above it.",
-    "--output": "Also write a page that opens offline, such as FILE.html.",
-    "--format": "Format of what is printed; json is a list of objects. Default: table",
-}
 
 
 def parser() -> Parser:
     usage = "%(prog)s [options] BASELINE NEW | --in LOG A B | [--save-]baseline NAME [LOG]"
     result = Parser(description=DESCRIPTION, epilog=EXIT_CODES, usage=usage)
-    add, share = result.add_argument, flag_types.percentage
+    add = result.add_argument
     add("sides", nargs="*", type=flag_types.named, metavar="BASELINE NEW", help="The baseline first.")
     add("--in", dest="log", type=flag_types.path, metavar="LOG", help="Compare two implementations of this log folder.")
-    add("--save-baseline", type=flag_types.named, metavar="NAME", help=HELP["--save-baseline"])
-    add("--baseline", type=flag_types.named, metavar="NAME", help=HELP["--baseline"])
+    add(
+        "--save-baseline",
+        type=flag_types.named,
+        metavar="NAME",
+        help="Keep what LOG (default: log) holds now as NAME, in the folder baselines of LOG; an older NAME becomes "
+        "NAME.1.",
+    )
+    add(
+        "--baseline",
+        type=flag_types.named,
+        metavar="NAME",
+        help="Compare the baseline NAME of LOG (default: log) with what LOG holds now.",
+    )
     add("--only", type=flag_types.words, default=(), metavar="A,B", help="Only these implementations. Default: all")
     add("--scope", choices=SCOPES, help="Compare only the whole step or the loss alone. Default: both")
-    add("--tolerance", type=share, default=TOLERANCE, metavar="P%", help=HELP["--tolerance"])
-    add("--fail-on-slower", type=share, metavar="P%", help=HELP["--fail-on-slower"])
-    add("--strict", action="store_true", help=HELP["--strict"])
+    add(
+        "--tolerance",
+        type=flag_types.percentage,
+        default=TOLERANCE,
+        metavar="P%",
+        help="Largest change of time or memory that does not matter. Default: 2%%",
+    )
+    add(
+        "--fail-on-slower",
+        type=flag_types.percentage,
+        metavar="P%",
+        help="Exit with 1 when a time grew by more than P%%. Default: never",
+    )
+    add(
+        "--strict",
+        action="store_true",
+        help="With --fail-on-slower, exit with 3 where a time may have grown by more than P%%, though not surely: "
+        "beside other load, say, or by an interval that reaches above it.",
+    )
     add("--details", action="store_true", help="Print every number with its reason, and what changed in the code.")
-    add("--output", type=flag_types.path, metavar="FILE", help=HELP["--output"])
-    add("--format", choices=FORMATS, default="table", help=HELP["--format"])
+    add(
+        "--output",
+        type=flag_types.path,
+        metavar="FILE",
+        help="Also write a page that opens offline, such as FILE.html.",
+    )
+    add(
+        "--format",
+        choices=FORMATS,
+        default="table",
+        help="Format of what is printed; json is a list of objects. Default: table",
+    )
     return result
 
 
-def sides_of(options: argparse.Namespace) -> comparison.Sides:
+def sides_of(options: Namespace) -> comparison.Sides:
     """Return the pairs to compare, and what could not be paired.  Raises UserError."""
     sides = options.sides
     if options.baseline:
@@ -110,11 +134,12 @@ def kept_as(log: Path, name: str) -> Path:
 
 def no_baseline(row: Row) -> str:
     """Return why the times of a row are none to compare with, too few rounds or other load; "" where they are."""
-    for times in (row.times_of(scope) for scope in SCOPES if row.times_of(scope).medians):
-        quiet = len(times.medians) - len(times.loaded)
-        if quiet < FEWEST_ROUNDS:
-            beside = f", {len(times.loaded)} of them beside other load" if times.loaded else ""
-            return f"it has {count(len(times.medians), 'round')}{beside}; {FEWEST_ROUNDS} quiet ones are needed"
+    for times in map(row.times_of, SCOPES):
+        rounds = len(times.medians)
+        loaded = len(times.loaded)
+        if rounds and rounds - loaded < FEWEST_ROUNDS:
+            beside = f", {loaded} of them beside other load" if loaded else ""
+            return f"it has {count(rounds, 'round')}{beside}; {FEWEST_ROUNDS} quiet ones are needed"
     return ""
 
 
@@ -123,7 +148,6 @@ def save(log: Path, name: str) -> Path:
     name stays beside it, as NAME.1, NAME.2, ...  Raises UserError."""
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(f"--save-baseline {name!r}: give a name of letters, digits, '.', '-' and '_'")
-    folder = log / store.BASELINES / name
     rows = [row for row in logs.read([log]).rows if (row.folder / schema.FILE_NAME).is_file()]
     if not rows:
         raise UserError(f"--save-baseline: no runs under {log}: run `{command('run')}` first")
@@ -132,8 +156,9 @@ def save(log: Path, name: str) -> Path:
     if not runs:
         reasons = "; ".join(f"{plain(name)}: {reason}" for name, reason in unfit.items())
         raise UserError(f"--save-baseline: {reasons}: what is compared with it would have no verdict")
-    for name, reason in unfit.items():
-        store.warn(f"--save-baseline: {name} is left out: {reason}")
+    for row_name, reason in unfit.items():
+        store.warn(f"--save-baseline: {row_name} is left out: {reason}")
+    folder = log / store.BASELINES / name
     try:
         folder.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
@@ -141,17 +166,17 @@ def save(log: Path, name: str) -> Path:
                 copy = Path(scratch) / "new" / run.relative_to(log)
                 copy.mkdir(parents=True)
                 shutil.copyfile(run / schema.FILE_NAME, copy / schema.FILE_NAME)
-            older = next(path for n in itertools.count(1) if not os.path.lexists(path := Path(f"{folder}.{n}")))
             if os.path.lexists(folder):
+                older = next(path for n in itertools.count(1) if not os.path.lexists(path := Path(f"{folder}.{n}")))
                 folder.rename(older)
-                print(f"the older {name} is {older} now", file=sys.stderr)
+                say(f"the older {name} is {older} now")
             (Path(scratch) / "new").rename(folder)
     except OSError as error:
         raise UserError(cannot_write(folder, error, "free some space")) from error
     return folder
 
 
-def main(options: argparse.Namespace) -> int:
+def main(options: Namespace) -> int:
     if options.output is not None:
         interpreters.need("jinja2")
     if options.save_baseline:
@@ -159,28 +184,29 @@ def main(options: argparse.Namespace) -> int:
             raise UserError("--save-baseline NAME takes one log folder and no other side")
         print(f"kept as {save(Path(*(options.sides or ['log'])), options.save_baseline)}")
         return EXIT_OK
-    sides, scopes = sides_of(options), [options.scope] if options.scope else SCOPES
-    rows = comparison.compare(sides.pairs, scopes, options.tolerance)
+    sides = sides_of(options)
+    changes = comparison.compare(sides.pairs, [options.scope] if options.scope else SCOPES, options.tolerance)
     failures: List[str] = []
     undecided: List[str] = []
     if options.strict and options.fail_on_slower is None:
         raise UserError("--strict only applies with --fail-on-slower P%: add that, or remove --strict")
     if options.fail_on_slower is not None:
-        undecided = comparison.undecided(rows, options.fail_on_slower)
-        failures = comparison.regressions(rows, options.fail_on_slower) + comparison.gone(sides)
+        undecided = comparison.undecided(changes, options.fail_on_slower)
+        failures = comparison.regressions(changes, options.fail_on_slower) + comparison.gone(sides)
+    remarks = on_one_side(sides)
     if options.format == "table" and not options.details:
-        text = screen(rows, on_one_side(sides), **tables.how())
+        text = screen(changes, remarks, tables.this_terminal())
     else:
-        text = render(rows, on_one_side(sides), options.format)
+        text = render(changes, remarks, options.format)
     print(text, end="", flush=True)
     if options.output is not None:
-        print(f"page: {write(rows, on_one_side(sides), options.output)}", file=sys.stderr)
+        say(f"page: {write(changes, remarks, options.output)}")
     for failure in failures:
-        print(f"--fail-on-slower: {plain(failure)}", file=sys.stderr)
+        say(f"--fail-on-slower: {plain(failure)}")
     if undecided:
         others = f"; likewise {count(len(undecided) - 1, 'time')} more (--details)" if len(undecided) > 1 else ""
         advice = "" if options.strict else "; --strict exits with 3"
-        print(f"warning: --fail-on-slower: not decided: {plain(undecided[0])}{others}{advice}", file=sys.stderr)
+        say(f"warning: --fail-on-slower: not decided: {plain(undecided[0])}{others}{advice}")
     if failures:
         return EXIT_FAILED
     return EXIT_UNDECIDED if undecided and options.strict else EXIT_OK

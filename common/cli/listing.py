@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from argparse import Namespace
 from typing import Dict, Mapping
 
 from rnnt_bench.cli.parser import add_setting
@@ -29,7 +29,7 @@ def parser() -> Parser:
     return result
 
 
-def main(options: argparse.Namespace) -> int:
+def main(options: Namespace) -> int:
     rows = implementations.with_variants()
     choices = interpreters.choose_all([row.name for row in rows], in_place=False)
     device = interpreters.resolve_device(options.device, [choice.python for choice in choices.values()])

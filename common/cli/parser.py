@@ -1,11 +1,11 @@
-"""The flags of a run of the losses, and what is read from them.  No torch here."""
+"""Define the flags of a run of the losses, and read them.  No torch here."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
+from argparse import ArgumentParser, Namespace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Tuple
@@ -25,54 +25,89 @@ from rnnt_bench.core.implementations import (
 
 #: The default of --wait.
 WAIT_SECONDS = 60.0
-#: The texts of --help-all.
-HELP = {
-    "--limits": "Measure how fast the device reads, writes and multiplies, before every third round. '%% of limit' "
-    "needs it. Default: true; false with --preset quick, --budget and --sweep",
-    "--log-dir": "Folder in which each run makes its own, <name>-<batch size>, with .2, .3 ... where that exists. "
-    "Default: log/ beside this script",
-    "--timeout": "End a process of an implementation after S seconds; its row says timeout. Default: 1800",
-    "--wait": "Wait up to S seconds in all for a quiet machine, then repeat the timing rounds that ran beside other "
-    "load; 0 repeats none. Default: 60; 0 with --preset quick and --sweep",
-    "--resume": "Continue the newest unfinished run, or sweep, with the same settings instead of starting one.",
-    "--in-place": "Run everything in this Python, with what it has installed, and use no other environment.",
-    "--quiet": "Print no progress on stderr; the table still goes to stdout.",
-    "--details": "Print the whole table with stages, options, limits, errors and notes, as in details.txt of "
-    "--log-dir. Default: a summary on one screen",
-    "--sweep": "Measure at each of these values; if given several times, at all combinations, each in a run of its "
-    f"own, without traces. KEY is one of {', '.join(settings.SWEEPABLE)}. Default: no sweep",
-    "--loss": "Also measure this function, called as loss(logits, targets, T_lengths, U_lengths), which returns the "
-    "summed loss. NAME=MODULE:FUNCTION gives its row a name, FILE.py:FUNCTION takes it from a file. Repeatable.",
-    "--skip": "All losses but these.",
-    "--topology": f"Losses on another lattice. {'; '.join(map(': '.join, LATTICES.items()))}. Default: the "
-    "transducer's",
-}
 
 
-def add_flags(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
+def add_flags(parser: ArgumentParser, without: Collection[str] = ()) -> None:
     """Add the flags of a run.  A setting that is not given stays None; the preset decides.
 
     without: flags that the command has no use for; they are as if they were not given."""
-    groups: Dict[str, argparse._ArgumentGroup] = {}
+    groups: Dict[str, Any] = {}
     parser.set_defaults(**dict.fromkeys(without))
     for key, setting in settings.SETTINGS.items():
         if key in without or not setting.help:
             continue
         if setting.group not in groups:
             groups[setting.group] = parser.add_argument_group(setting.group)
-        add(groups[setting.group], setting.flag, short=setting.short, help=setting.help_text(), **setting.arguments())
-    add(groups[settings.TIMING], "--limits", type=flag_types.str2bool, metavar="BOOL")
+        add(groups[setting.group], setting.flag, setting.short, help=setting.help_text(), **setting.arguments())
+    add(
+        groups[settings.TIMING],
+        "--limits",
+        type=flag_types.str2bool,
+        metavar="BOOL",
+        help="Measure how fast the device reads, writes and multiplies, before every third round. '%% of limit' "
+        "needs it. Default: true; false with --preset quick, --budget and --sweep",
+    )
     run = parser.add_argument_group("the run")
-    add(run, "--log-dir", "Folder of the results.", type=flag_types.path, default=files.LOG, metavar="DIR")
-    add(run, "--timeout", type=flag_types.positive, default=1800.0, metavar="S")
-    add(run, "--wait", type=flag_types.whole(0), metavar="S")
-    add(run, "--resume", "Continue after an interruption.", action="store_true")
-    add(run, "--in-place", action="store_true")
-    add(run, "--quiet", action="store_true")
-    add(run, "--details", "Also print stages, options, limits and notes.", action="store_true")
+    add(
+        run,
+        "--log-dir",
+        "Folder of the results.",
+        type=flag_types.path,
+        default=files.LOG,
+        metavar="DIR",
+        help="Folder in which each run makes its own, <name>-<batch size>, with .2, .3 ... where that exists. "
+        "Default: log/ beside this script",
+    )
+    add(
+        run,
+        "--timeout",
+        type=flag_types.positive,
+        default=1800.0,
+        metavar="S",
+        help="End a process of an implementation after S seconds; its row says timeout. Default: 1800",
+    )
+    add(
+        run,
+        "--wait",
+        type=flag_types.whole(0),
+        metavar="S",
+        help="Wait up to S seconds in all for a quiet machine, then repeat the timing rounds that ran beside other "
+        "load; 0 repeats none. Default: 60; 0 with --preset quick and --sweep",
+    )
+    add(
+        run,
+        "--resume",
+        "Continue after an interruption.",
+        action="store_true",
+        help="Continue the newest unfinished run, or sweep, with the same settings instead of starting one.",
+    )
+    add(
+        run,
+        "--in-place",
+        action="store_true",
+        help="Run everything in this Python, with what it has installed, and use no other environment.",
+    )
+    add(run, "--quiet", action="store_true", help="Print no progress on stderr; the table still goes to stdout.")
+    add(
+        run,
+        "--details",
+        "Also print stages, options, limits and notes.",
+        action="store_true",
+        help="Print the whole table with stages, options, limits, errors and notes, as in details.txt of --log-dir. "
+        "Default: a summary on one screen",
+    )
     if "sweep" not in without:
-        short = "Measure at each of these values: vocab-size=500,4096."
-        add(run, "--sweep", short, action="append", default=[], type=settings.axis, metavar="KEY=A,B,...")
+        add(
+            run,
+            "--sweep",
+            "Measure at each of these values: vocab-size=500,4096.",
+            action="append",
+            default=[],
+            type=settings.axis,
+            metavar="KEY=A,B,...",
+            help="Measure at each of these values; if given several times, at all combinations, each in a run of its "
+            f"own, without traces. KEY is one of {', '.join(settings.SWEEPABLE)}. Default: no sweep",
+        )
 
 
 def add_setting(group: Any, key: str, help: str, **arguments: Any) -> None:
@@ -82,36 +117,37 @@ def add_setting(group: Any, key: str, help: str, **arguments: Any) -> None:
 
 def add(group: Any, flag: str, short: str = "", **arguments: Any) -> None:
     """Add a flag as add_argument does.  short: the sentence of --help; "" leaves it to --help-all."""
-    group.add_argument(flag, **{"help": HELP.get(flag), **arguments}).short = short
+    group.add_argument(flag, **arguments).short = short
 
 
-def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
+def read_settings(arguments: Namespace) -> Dict[str, Any]:
     """Return the flags that are settings of the run (see rnnt_bench.core.settings), None for those not given.  Raises
     UserError for a shape file that is not there, before anything is started."""
-    given = {key: vars(arguments).get(key) for key in settings.SETTINGS if key != "device"}
-    shape_file: Optional[Path] = given["shape_file"]
+    flags = {key: vars(arguments).get(key) for key in settings.SETTINGS if key != "device"}
+    shape_file: Optional[Path] = flags["shape_file"]
     if shape_file is not None:
         from rnnt_bench.data import shapes  # brings numpy, which no reader waits for
 
-        path, advice = shape_file.resolve(), f"make one with {command('shapes')} or remove the flag"
         if problem := files.not_a_file(shape_file):
+            advice = f"make one with {command('shapes')} or remove the flag"
             raise UserError(f"--shape-file {shape_file}: {problem}; {advice}")
-        given["shape_file"] = str(path.relative_to(files.ROOT) if files.ROOT in path.parents else path)
-        given["file_vocab_size"] = shapes.vocab_size(path)
-    shortest, longest = given["min_duration"], given["max_duration"]
+        path = shape_file.resolve()
+        flags["shape_file"] = str(path.relative_to(files.ROOT) if files.ROOT in path.parents else path)
+        flags["file_vocab_size"] = shapes.vocab_size(path)
+    shortest, longest = flags["min_duration"], flags["max_duration"]
     if shortest is not None and longest is not None and shortest > longest:
         raise UserError(f"--min-duration {shortest:g} is above --max-duration {longest:g}: no utterance is between")
-    return given
+    return flags
 
 
-def with_limits(arguments: argparse.Namespace, resolved: settings.Settings) -> bool:
+def with_limits(arguments: Namespace, resolved: settings.Settings) -> bool:
     """Tell whether the device's limits are measured: as --limits says, else as the preset does."""
     if arguments.limits is not None:
         return bool(arguments.limits)
     return flag_types.parts(resolved.preset)[0] != "quick" and not (arguments.budget or arguments.sweep)
 
 
-def wait(arguments: argparse.Namespace) -> float:
+def wait(arguments: Namespace) -> float:
     """Return how many seconds to wait, in all, for a quiet machine: as --wait says, else as the preset does."""
     if arguments.wait is not None:
         return float(arguments.wait)
@@ -120,27 +156,36 @@ def wait(arguments: argparse.Namespace) -> float:
 
 def implementations(everything: Sequence[str]) -> Callable[[str], Tuple[str, ...]]:
     """Return the type of a flag that takes names of the table, and files such as benchmark_flash.py, whose rows are
-    known from then on, with :VARIANT and @ENVIRONMENT behind them.  "all" is `everything`."""
+    in the table from then on, with :VARIANT and @ENVIRONMENT behind them.  "all" is `everything`."""
 
     def parse(text: str) -> Tuple[str, ...]:
-        words, others = [], []
+        names, others = [], []
         for word in map(str.strip, text.split(",")):
             file = re.match(r".+?\.py(?=[:@]|$)", word)
             name = of_file(file[0]).name + word[file.end() :] if file else word
             if "@" in name or name.endswith(f":{BY_UTTERANCE}"):
                 name = find(name).name  # its own where that is the environment
                 others.append(name)
-            words.append(name)
-        known = dict.fromkeys([*(row.name for row in with_variants()), *others])
-        return flag_types.some_of(list(known), everything)(",".join(words))
+            names.append(name)
+        choices = dict.fromkeys([*(row.name for row in with_variants()), *others])
+        return flag_types.some_of(list(choices), everything)(",".join(names))
 
     return parse
 
 
 def add_loss(group: Any) -> None:
     """Add --loss, which names functions to measure without a script of theirs."""
-    short = "A loss of your own: mypackage.rnnt:loss or file.py:loss."
-    add(group, "--loss", short, action="append", default=[], type=own_loss, metavar="MODULE:FUNCTION")
+    add(
+        group,
+        "--loss",
+        "A loss of your own: mypackage.rnnt:loss or file.py:loss.",
+        action="append",
+        default=[],
+        type=own_loss,
+        metavar="MODULE:FUNCTION",
+        help="Also measure this function, called as loss(logits, targets, T_lengths, U_lengths), which returns the "
+        "summed loss. NAME=MODULE:FUNCTION gives its row a name, FILE.py:FUNCTION takes it from a file. Repeatable.",
+    )
 
 
 def own_loss(text: str) -> str:
@@ -153,30 +198,31 @@ def own_loss(text: str) -> str:
     folders: Tuple[str, ...] = ()
     if module.endswith(".py"):
         path = Path(module).resolve()
-        problem = files.not_a_file(path)
-        if problem:
+        if problem := files.not_a_file(path):
             raise UserError(f"{module}: {problem}")
-        name, target = name or f"{path.stem}.{function}", f"{path}:{function}"
+        name = name or f"{path.stem}.{function}"
+        target = f"{path}:{function}"
     else:
-        name, folders = name or f"{module}.{function}", (_folder_of(module.partition(".")[0]),)
+        name = name or f"{module}.{function}"
+        folders = (_folder_of(module.partition(".")[0]),)
     script = files.BUILD / "losses" / f"loss_of_{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.py"
-    body = f"    name = {name!r}\n    target = {target!r}\n    folders = {folders!r}\n"
-    head = (
+    content = (
         f'"""Made by --loss {target}."""\nfrom rnnt_bench.losses.adapter import OfFunction\n\nclass Own(OfFunction):\n'
+        f"    name = {name!r}\n    target = {target!r}\n    folders = {folders!r}\n\n\nADAPTER = Own\n"
     )
     files.make_folder(script.parent, "make it writable")
-    files.write_whole("make it writable", (script, f"{head}{body}\n\nADAPTER = Own\n"))
+    files.write_whole("make it writable", (script, content))
     return of_file(str(script)).name
 
 
 def _folder_of(package: str) -> str:
     """Return the folder that a package or module lies in, the current folder first."""
     spec = PathFinder.find_spec(package, [os.getcwd(), *sys.path])
-    candidates = [*(spec.submodule_search_locations or []), spec.origin] if spec else []
-    found_at = next(filter(None, candidates), None)
-    if found_at is None:
+    places = [*(spec.submodule_search_locations or []), spec.origin] if spec else []
+    place = next(filter(None, places), None)
+    if place is None:
         raise UserError(f"{package} is not found here, nor by {sys.executable}; install it or give FILE.py:FUNCTION")
-    return str(Path(found_at).resolve().parent)
+    return str(Path(place).resolve().parent)
 
 
 def standard() -> Tuple[str, ...]:
@@ -185,33 +231,47 @@ def standard() -> Tuple[str, ...]:
     return (*(row.name for row in rows), *(f"{row.name}:{BY_UTTERANCE}" for row in rows if row.by_utterance))
 
 
-def add_choice(parser: argparse.ArgumentParser) -> None:
+def add_choice(parser: ArgumentParser) -> None:
     """Add the flags that choose implementations; `chosen` reads them."""
     group = parser.add_argument_group("which implementations")
+    names = implementations(standard())
     variants = ", ".join(row.name for row in with_variants() if ":" in row.name)
-    which = (
-        f"Only these losses: {', '.join(standard())}; variants, which call them in another way: {variants}; "
+    add(
+        group,
+        "--only",
+        "Only these losses.",
+        type=names,
+        metavar="A,B",
+        default=standard(),
+        help=f"Only these losses: {', '.join(standard())}; variants, which call them in another way: {variants}; "
         f"or a loss of your own, by its file (benchmark_flash.py). With :{BY_UTTERANCE} an exact loss gets the logits "
         "of an utterance at a time, under torch.utils.checkpoint. With @ENVIRONMENT a loss runs under the torch of "
         f"another environment: fast_rnnt@k2; with @{FAST_MKL} MKL takes the path that it takes on Intel's processors. "
         "Default: all but the variants, two by utterance, for each other torch one control of each kind, and where "
-        f"torch multiplies slowly (with --limits) the first losses with @{FAST_MKL}"
+        f"torch multiplies slowly (with --limits) the first losses with @{FAST_MKL}",
     )
-    names_of = implementations(standard())
-    add(group, "--only", "Only these losses.", type=names_of, metavar="A,B", default=standard(), help=which)
     add_loss(group)
-    add(group, "--topology", "Losses on another lattice: tdt, hat, modified, ...", choices=tuple(LATTICES))
-    add(group, "--skip", HELP["--skip"], type=names_of, metavar="A,B", default=())
+    lattices = "; ".join(map(": ".join, LATTICES.items()))
+    add(
+        group,
+        "--topology",
+        "Losses on another lattice: tdt, hat, modified, ...",
+        choices=tuple(LATTICES),
+        help=f"Losses on another lattice. {lattices}. Default: the transducer's",
+    )
+    words = "All losses but these."
+    add(group, "--skip", words, type=names, metavar="A,B", default=(), help=words)
 
 
-def chosen(arguments: argparse.Namespace) -> List[str]:
+def chosen(arguments: Namespace) -> List[str]:
     """Return the names that the flags of `add_choice` choose, the user's own first.  Raises UserError."""
     names = [name for name in dict.fromkeys([*arguments.loss, *arguments.only]) if name not in arguments.skip]
     if not names:
         raise UserError("--skip: it leaves nothing of --only")
     if arguments.topology:
-        given = [row.name for row in with_variants() if not row.template] if arguments.only == standard() else names
-        names = [name for name in given if find(name).kind == arguments.topology and name not in arguments.skip]
+        if arguments.only == standard():
+            names = [row.name for row in with_variants() if not row.template]
+        names = [name for name in names if find(name).kind == arguments.topology and name not in arguments.skip]
         if not names:
             raise UserError(f"--topology: no loss of --only is on the lattice {arguments.topology}")
     return names

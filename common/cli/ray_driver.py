@@ -1,6 +1,6 @@
-"""``python -m rnnt_bench.cli.ray_driver``, in Ray's Python: runs each of several commands as a Ray task, on one device.
+"""Run each of several commands as a Ray task on one device: ``python -m rnnt_bench.cli.ray_driver``, in Ray's Python.
 
-Reads {"address", "device", "commands"} from stdin, and writes a line of JSON for each command as it ends: its place,
+It reads {"address", "device", "commands"} from stdin, and writes a line of JSON for each command as it ends: its place,
 exit code, last words, node, and its packed log folder.  A task whose node dies runs again on another.  Imports Ray and
 the standard library alone.
 """
@@ -22,8 +22,8 @@ from typing import List, Tuple
 
 #: The variable that names a node's checkout, where it is not the one whose .venv holds the Python that started Ray.
 CHECKOUT = "RNNT_BENCH_CHECKOUT"
-#: Times that a task runs again after its node has died, and seconds that the cluster's head may take to answer.
-RETRIES, REACH_SECONDS = 3, 10.0
+RETRIES = 3  # of a task whose node has died
+REACH_SECONDS = 10.0  # which the cluster's head may take to answer
 
 
 def run(words: List[str]) -> Tuple[int, str, str, bytes]:  # Ray sends it by value
@@ -34,7 +34,8 @@ def run(words: List[str]) -> Tuple[int, str, str, bytes]:  # Ray sends it by val
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # told when Ray ends this task: what is measured is kept
 
     root = os.environ.get(CHECKOUT) or os.path.dirname(os.path.dirname(sys.prefix))
-    python, node = os.path.join(root, ".venv", "main", "bin", "python"), socket.gethostname()
+    python = os.path.join(root, ".venv", "main", "bin", "python")
+    node = socket.gethostname()
     if not os.path.exists(python):
         return 2, f"no environments of the suite in {root}: make setup, or name the checkout in {CHECKOUT}", node, b""
     variables = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}  # which Ray sets
@@ -51,23 +52,25 @@ def run(words: List[str]) -> Tuple[int, str, str, bytes]:  # Ray sends it by val
 def main() -> int:
     import ray
 
-    asked, answers = json.load(sys.stdin), os.fdopen(os.dup(1), "w")
+    request = json.load(sys.stdin)
+    address = request["address"]
+    answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Ray prints is no answer
-    host, _, port = asked["address"].rpartition(":")
+    host, _, port = address.rpartition(":")
     try:
         if port.isdigit():  # Ray itself would wait for minutes
             socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
-        ray.init(address=asked["address"], log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        print(f"{asked['address']}: {str(error).splitlines()[0]}", file=sys.stderr)
+        print(f"{address}: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
     gpus = sum(node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"])
-    if asked["device"] == "cuda" and not gpus:
-        print(f"{asked['address']}: no node of the cluster has a GPU", file=sys.stderr)
+    if request["device"] == "cuda" and not gpus:
+        print(f"{address}: no node of the cluster has a GPU", file=sys.stderr)
         return 2
-    device = {"num_gpus": 1} if gpus and asked["device"] != "cpu" else {"num_cpus": 1}
+    device = {"num_gpus": 1} if gpus and request["device"] != "cpu" else {"num_cpus": 1}
     task = ray.remote(run).options(max_retries=RETRIES, **device)
-    waiting = {task.remote(words): number for number, words in enumerate(asked["commands"])}
+    waiting = {task.remote(words): number for number, words in enumerate(request["commands"])}
     while waiting:
         (ended,), _ = ray.wait(list(waiting), num_returns=1)
         try:

@@ -7,7 +7,7 @@ usage.
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from dataclasses import dataclass
 from typing import Optional
 
@@ -16,7 +16,6 @@ from rnnt_bench.cli.parser import add_choice, add_flags, chosen, standard
 from rnnt_bench.core import implementations
 from rnnt_bench.core.arguments import Parser
 from rnnt_bench.core.called import command
-from rnnt_bench.core.implementations import LATTICES
 
 DESCRIPTION = f"""Measure every loss and print which one to use.
 
@@ -39,18 +38,13 @@ def parser() -> Parser:
     return result
 
 
-def main(options: argparse.Namespace) -> int:
-    if options.list:
-        return listing.main(options)
-    names = chosen(options)
-    if options.executor == "ray":
-        return benchmark.on_cluster(options)
-    return benchmark.benchmark(names, options, options.loss)
+def main(options: Namespace) -> int:
+    return listing.main(options) if options.list else benchmark.main(options)
 
 
 @dataclass(frozen=True)
 class Script:
-    """The benchmark script of one implementation, as a command.  A template measures all others beside its own."""
+    """Describe the script of one implementation as a command.  A template measures all others beside its own."""
 
     file: str
     description: Optional[str]
@@ -68,10 +62,11 @@ class Script:
         add_flags(result)
         return result
 
-    def main(self, options: argparse.Namespace) -> int:
-        mine, others = self.implementation, []
-        if mine.template:
-            if options.only == standard() and mine.kind in LATTICES:
-                options.topology = options.topology or mine.kind  # beside losses on the same lattice
-            others = chosen(options)
-        return benchmark.benchmark(list(dict.fromkeys([mine.name, *others])), options, [mine.name])
+    def main(self, options: Namespace) -> int:
+        own = self.implementation
+        names = [own.name]
+        if own.template:
+            if options.only == standard() and own.kind in implementations.LATTICES:
+                options.topology = options.topology or own.kind  # beside losses on the same lattice
+            names += chosen(options)
+        return benchmark.benchmark(list(dict.fromkeys(names)), options, [own.name])

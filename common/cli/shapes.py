@@ -8,9 +8,9 @@ hashes, counts and versions; the same input gives the same files.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 from rnnt_bench.core.arguments import Parser
@@ -25,9 +25,19 @@ EXAMPLES = f"""examples:
   {command("run")} --shape-file mine.pt"""
 WRITE = Path()  # of --features without a file
 #: Flags that do not go with --from-figures.
-OF_MANIFEST = (
-    *("recordings", "bpe_model", "bpe_vocab_size", "bpe_model_type", "subsampling_factor", "speed_perturbation"),
-    *("perturb_again", "frame_shift", "keep_empty", "limit", "min_duration", "max_duration"),
+MANIFEST_ONLY = (
+    "recordings",
+    "bpe_model",
+    "bpe_vocab_size",
+    "bpe_model_type",
+    "subsampling_factor",
+    "speed_perturbation",
+    "perturb_again",
+    "frame_shift",
+    "keep_empty",
+    "limit",
+    "min_duration",
+    "max_duration",
 )
 
 
@@ -131,7 +141,7 @@ def parser() -> Parser:
     return top
 
 
-def main(options: argparse.Namespace) -> int:
+def main(options: Namespace) -> int:
     try:
         return generate(options)
     except KeyboardInterrupt:
@@ -139,7 +149,7 @@ def main(options: argparse.Namespace) -> int:
         raise
 
 
-def generate(flags: argparse.Namespace) -> int:
+def generate(flags: Namespace) -> int:
     check(flags)
     packages = ["torch", "numpy", *([] if flags.from_figures else ["lhotse", "sentencepiece"])]
     try:
@@ -158,11 +168,11 @@ def generate(flags: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def check(flags: argparse.Namespace) -> None:
-    """UserError for flags that do not go together."""
+def check(flags: Namespace) -> None:
+    """Tell `flags` whether features are written; raise UserError for flags that do not go together."""
     flags.write_features = flags.features is WRITE
     flags.features = None if flags.write_features else flags.features
-    source, foreign = ("--from-figures", OF_MANIFEST) if flags.from_figures else ("--manifest", ("seed",))
+    source, foreign = ("--from-figures", MANIFEST_ONLY) if flags.from_figures else ("--manifest", ("seed",))
     defaults = parser()
     for name in foreign:
         if getattr(flags, name) != defaults.get_default(name):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 
 from rnnt_bench.cli import benchmark, cluster
-from rnnt_bench.cli.parser import add, add_choice, add_flags, chosen
+from rnnt_bench.cli.parser import add, add_choice, add_flags
 from rnnt_bench.core import settings
 from rnnt_bench.core.arguments import Parser
 
@@ -32,8 +32,5 @@ def parser() -> Parser:
     return result
 
 
-def main(options: argparse.Namespace) -> int:
-    names = chosen(options)
-    if options.executor == "ray":
-        return benchmark.on_cluster(options)
-    return benchmark.benchmark(names, options, options.loss)
+def main(options: Namespace) -> int:
+    return benchmark.main(options)

@@ -1,4 +1,4 @@
-"""The parser of every command, whose errors are one line each.  No torch here."""
+"""Parse the command line of every command, with errors of one line.  No torch here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rnnt_bench.core.text import closest
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser, but an error is one line, and an epilog of several lines is printed as it is.
+    """Parse as argparse does, but an error is one line, and an epilog of several lines is printed as it is.
 
     examples: commands that the short --help ends with, below the flags with a text for it (add)."""
 

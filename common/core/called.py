@@ -1,11 +1,11 @@
-"""How the user calls what a text advises: by a script or make in a checkout, by rnnt-bench where it is installed."""
+"""Word the commands that a text advises: a script or make in a checkout, rnnt-bench where it is installed."""
 
 from __future__ import annotations
 
 from rnnt_bench.core.files import INSTALLED
 
 PROGRAM = "rnnt-bench"
-#: Command of rnnt-bench -> the script of a checkout that does the same.
+#: The script of a checkout that does the same as a command of rnnt-bench.
 SCRIPTS = {
     "run": "./benchmark_all.py",
     "list": "./benchmark_all.py --list",

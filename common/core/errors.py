@@ -1,4 +1,4 @@
-"""The errors that a user can cause, the exit codes, and the end of every command: one line for a user's mistake."""
+"""Define the errors that a user can cause and the exit codes, and end every command: one line for a user's mistake."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def go_on_with(python: str) -> NoReturn:
 
 
 class Stdout:
-    """A stream of text that remembers the error with which it failed, so that no other error is taken for it."""
+    """Write text to a stream, and remember the error with which it failed, so that no other is taken for it."""
 
     def __init__(self, stream: TextIO):
         self.stream = stream
@@ -91,13 +91,15 @@ def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupt
     A mistake of the user, a full stdout and a lack of memory are one line on stderr and EXIT_USAGE; a closed pipe
     behind stdout is EXIT_FAILED; Ctrl-C, SIGTERM and SIGHUP print `interrupted`."""
     safe_streams()
-    line, code = "", EXIT_USAGE
+    line = ""
+    code = EXIT_USAGE
     with _interruptions() as signals:
         try:
             code = body()
             sys.stdout.flush()
         except KeyboardInterrupt:
-            line, code = interrupted, EXIT_INTERRUPTED
+            line = interrupted
+            code = EXIT_INTERRUPTED
         except UserError as error:
             line = f"error: {short(plain(str(error)), 4000)}"  # it may quote any file
         except MemoryError:
@@ -133,9 +135,9 @@ def drop_stdout() -> None:
 
 @contextmanager
 def _interruptions() -> Iterator[List[int]]:
-    """Let the first of Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt; yields its number in a list.
+    """Let the first of Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt; yield its number in a list.
 
-    One that is ignored stays so.  Later ones must not stop the writing of the results: `timeout` sends two."""
+    An ignored signal stays ignored.  Later signals must not stop the writing of the results: `timeout` sends two."""
     raised: List[int] = []
 
     def interrupt(number: int, _: Any) -> None:
@@ -143,11 +145,12 @@ def _interruptions() -> Iterator[List[int]]:
             raised.append(number)
             raise KeyboardInterrupt
 
-    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-    wanted = [number for number in numbers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-    before = {number: signal.signal(number, interrupt) for number in wanted}
+    handlers = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):
+            handlers[number] = signal.signal(number, interrupt)
     try:
         yield raised
     finally:
-        for number, handler in before.items():  # a repetition must not meet the last moments of this process either
+        for number, handler in handlers.items():  # a repetition must not meet the last moments of this process either
             signal.signal(number, signal.SIG_IGN if raised else handler)

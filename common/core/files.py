@@ -28,16 +28,16 @@ PACKAGE = Path(__file__).resolve().parents[1]
 INSTALLED = (PACKAGE / "scripts").is_dir()
 #: The folder that holds the scripts and what they read.
 ROOT = PACKAGE / "scripts" if INSTALLED else PACKAGE.parent
-_NAMED = os.environ.get("XDG_CACHE_HOME", "")
+_CACHE_HOME = os.environ.get("XDG_CACHE_HOME", "")
 #: The user's cache.  By its specification a relative variable is as if it were not set.
-_USERS = Path(_NAMED if os.path.isabs(_NAMED) else os.path.expanduser("~/.cache")) / "rnnt-bench"
+_USER_CACHE = Path(_CACHE_HOME if os.path.isabs(_CACHE_HOME) else os.path.expanduser("~/.cache")) / "rnnt-bench"
 #: Where compiled losses are kept.
-CACHE = _USERS / "losses"
+CACHE = _USER_CACHE / "losses"
 #: Where kernels are kept, and results without --log-dir: an installed suite writes nothing beside itself.
-BUILD = _USERS if INSTALLED else ROOT / ".build"
+BUILD = _USER_CACHE if INSTALLED else ROOT / ".build"
 LOG = Path("log") if INSTALLED else ROOT / "log"
-#: Folders of the suite whose code changes no measurement.
-_SHOWING = {"analysis", "cli", "present", "show"}
+#: Folders of the package whose code changes no measurement, and that of the adapters, which a job notes.
+_NOT_MEASURING = {"analysis", "cli", "present", "show", "scripts"}
 
 
 def digest(*paths: Path) -> str:
@@ -50,11 +50,9 @@ def digest(*paths: Path) -> str:
 
 @cache
 def code() -> str:
-    """Return a digest of the suite's code that measures, but for the adapters', which a job notes."""
-    csrc = ROOT / "fused_transducer" / "csrc"
-    own = {path: path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py")}
-    measures = [path for path, folder in own.items() if folder not in {*_SHOWING, "scripts"}]
-    return digest(*sorted([*measures, *csrc.glob("*")]))
+    """Return a digest of the suite's code that measures, but for the adapters'."""
+    own = [path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in _NOT_MEASURING]
+    return digest(*sorted([*own, *(ROOT / "fused_transducer" / "csrc").glob("*")]))
 
 
 def _why_not(kind: str, fits: Callable[[int], bool], needed: int, path: Union[str, Path]) -> str:
@@ -81,7 +79,7 @@ Content = Union[str, bytes, Callable[[BinaryIO], None]]
 #: Bytes of the largest file that is held in memory as a whole.
 LARGEST = 2**30
 
-#: Age of a file that nobody holds from which its writer counts as killed.
+#: The writer of a file that nobody holds counts as killed when the file is older.
 LEFT_SECONDS = 60.0
 
 #: Folder for temporary files of this process, whose owner removes it, however we end; None: the system's.
@@ -179,11 +177,11 @@ def write_whole(advice: str, *contents: Tuple[Path, Content]) -> None:
 
 def _beside(path: Path) -> BinaryIO:
     """Open a new file beside `path`, locked as long as it is open; remove those whose writers were killed."""
-    for left in path.parent.glob(f".rnnt-bench-{'[0-9a-f]' * 12}.tmp"):
-        with suppress(OSError), open(left, "rb") as lock:
+    for other in path.parent.glob(f".rnnt-bench-{'[0-9a-f]' * 12}.tmp"):
+        with suppress(OSError), open(other, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if time.time() - left.stat().st_mtime > LEFT_SECONDS:  # not one that is about to be locked
-                left.unlink()
+            if time.time() - other.stat().st_mtime > LEFT_SECONDS:  # not one that is about to be locked
+                other.unlink()
     stream = open(path.with_name(f".rnnt-bench-{secrets.token_hex(6)}.tmp"), "xb")
     with suppress(OSError):  # no locks here
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -191,7 +189,7 @@ def _beside(path: Path) -> BinaryIO:
 
 
 class Held(Exception):
-    """Another process has the lock; the message is its process id and computer, or "unknown"."""
+    """Raised where another process has the lock; the message is its process id and computer, or "unknown"."""
 
 
 @contextmanager

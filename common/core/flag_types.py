@@ -1,4 +1,4 @@
-"""The types of flags: each turns a text into a value, or raises UserError with what it should have been."""
+"""Turn the text of a flag into a value, or raise UserError with what it should have been."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ MOST = 2**31 - 1
 def str2bool(text: str) -> bool:
     """Parse yes, true, t, y, 1 as True and no, false, f, n, 0 as False, in any case."""
     word = text.strip().lower()
-    if word not in ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"):
-        raise UserError(f"give true or false, not {text!r}")
-    return word in ("yes", "true", "t", "y", "1")
+    if word in ("yes", "true", "t", "y", "1"):
+        return True
+    if word in ("no", "false", "f", "n", "0"):
+        return False
+    raise UserError(f"give true or false, not {text!r}")
 
 
 @dataclass(frozen=True)
 class Whole:
-    """The type of a whole number from `low` to `high`."""
+    """Parse a whole number from `low` to `high`."""
 
     low: int
     high: int = MOST
@@ -84,9 +86,9 @@ def not_negative(text: str) -> float:
 
 def durations(text: str) -> str:
     """Return "0,1,2" of different whole numbers, one of them above 0."""
-    parts = _parts(text)
-    frames = [int(part) for part in parts if part.isdecimal()]
-    if len({*frames}) < len(parts) or not 0 < max(frames, default=0) <= MOST:
+    numbers = split(text)
+    frames = [int(number) for number in numbers if number.isdecimal()]
+    if len({*frames}) < len(numbers) or not 0 < max(frames, default=0) <= MOST:
         raise UserError(f"give different whole numbers of frames, 0,1,2,3,4, one of them above 0, not {text!r}")
     return ",".join(map(str, frames))
 
@@ -136,8 +138,13 @@ def device(text: str) -> str:
 
 #: Other names of dtypes, as frameworks have them.
 DTYPE_NAMES = {
-    **{"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32"},
-    **{"float": "float32", "fp64": "float64", "double": "float64"},
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "float": "float32",
+    "fp64": "float64",
+    "double": "float64",
 }
 
 
@@ -159,29 +166,31 @@ def pair(form: str, empty: bool = False) -> Callable[[str], Tuple[str, str]]:
     return parse
 
 
-def _parts(text: str) -> List[str]:
+def split(text: str) -> List[str]:
+    """Return what stands between commas, without empty words."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def words(text: str) -> Tuple[str, ...]:
     """Parse a comma-separated list of anything."""
-    if not _parts(text):
+    names = tuple(split(text))
+    if not names:
         raise UserError(f"give names with commas between them, not {text!r}")
-    return tuple(_parts(text))
+    return names
 
 
 def some_of(choices: Sequence[str], everything: Optional[Sequence[str]] = None) -> Callable[[str], Tuple[str, ...]]:
     """Return the type of a comma-separated list out of `choices`, in their order; "all", "both": `everything`."""
 
     def parse(text: str) -> Tuple[str, ...]:
-        given = _parts(text)
-        if given in (["all"], ["both"]):
+        names = split(text)
+        if names in (["all"], ["both"]):
             return tuple(choices if everything is None else everything)
-        wrong = next((word for word in given if word not in choices), "")
-        if wrong or not given:
+        wrong = next((name for name in names if name not in choices), "")
+        if wrong or not names:
             guess = closest(wrong, choices)  # first: the list may be long
             raise UserError(f"{text!r}{guess}{' ' if guess else ': '}Give some of {', '.join(choices)}")
-        return tuple(choice for choice in choices if choice in given)
+        return tuple(choice for choice in choices if choice in names)
 
     return parse
 
@@ -209,7 +218,8 @@ def positive(text: str) -> float:
 def bytes_of(text: str, device_bytes: int) -> int:
     """Return the bytes of "4GiB", "500MB" or "80%" (of `device_bytes`).  Raises UserError."""
     number = text.rstrip("%" + string.ascii_letters + " ")
-    unit, units = text[len(number) :].strip().lower(), {**SIZE_UNITS, "%": device_bytes / 100}
+    unit = text[len(number) :].strip().lower()
+    units = {**SIZE_UNITS, "%": device_bytes / 100}
     if unit not in units:
         raise UserError(f"give a size such as 4GiB, 500MB or 80% of the device, not {text!r}")
     value = positive(number)
@@ -252,7 +262,7 @@ def parts(text: str) -> Tuple[str, str]:
             f"give a size ({', '.join(SIZES)}), a workload ({', '.join(WORKLOADS)}), or both (cpu,chars), not {text!r}"
             f"{closest(wrong, (*SIZES, *WORKLOADS))}"
         )
-    return (sizes[0] if sizes else ""), (workloads[0] if workloads else DEFAULT_WORKLOAD)
+    return "".join(sizes), "".join(workloads) or DEFAULT_WORKLOAD
 
 
 def listed(noun: str, texts: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""The table of implementations, one line each; and the scripts that hold their adapters.
+"""Hold the table of implementations, one line each, and import the scripts that hold their adapters.
 
 Adding one = one losses/benchmark_<x>.py and a line.  A copy of benchmark_mine.py, wherever it is, is an implementation
 of its own.  No torch and no loss is imported here, unless a user's script does at its top.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Mapping, Optional, Sequence, Tuple
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from rnnt_bench.core.errors import NotRunnable, UserError
 from rnnt_bench.core.files import ROOT, not_a_file
@@ -31,11 +31,11 @@ LATTICES = {
     "delay-penalty": "late targets cost more",
     "windowed": "each target within a window of frames",
 }
-#: Lattice -> frames of the columns that its joiner has behind the V symbols, as papers use them.
+#: The frames of the columns that the joiner of a lattice has behind the V symbols, as papers use them.
 DURATIONS = {"tdt": (0, 1, 2, 3, 4), "multi-blank": (2, 4, 8)}
 #: The lattices in which a frame has at most one symbol, so that a path meets fewer cells.
 ONE_SYMBOL = ("modified", "modified-last-blank", "constrained")
-#: Those that fused_transducer takes: a new one has no such row before the package has it.
+#: The lattices that fused_transducer takes: a new one has no such row before the package has it.
 OF_FUSED = ("modified", "modified-last-blank", "constrained", "tdt", "multi-blank", "hat", "delay-penalty", "windowed")
 #: A variant of every exact loss that takes logits, and its kind: given the logits of an utterance at a time it needs
 #: less memory and more time (rnnt_bench.losses.layouts.ByUtterance).
@@ -46,19 +46,19 @@ KINDS = ("exact", BY_UTTERANCE, *LATTICES, "pruned")
 #: have; torch's matrix products at the processor's rate, by a preloaded library that makes MKL take the path that it
 #: takes on Intel's processors. The second is a word behind @, beside the names of environments.
 OTHER_TORCH, FAST_MKL = "other torch", "fast-mkl"
-#: Layout that a loss takes (losses.layouts) -> its kind; that of an exact one on another lattice is its name.
+#: The kind of a loss by the layout that it takes (losses.layouts); on another lattice that of an exact one is its name.
 LAYOUTS = {"padded": "exact", "packed": "exact", "joint": "exact", "pruned": "pruned"}
 
 
-def durations_of(kind: str, given: Optional[str] = None) -> Tuple[int, ...]:
-    """Return the frames of the columns behind the V symbols of a kind of loss.  given: as --durations has them."""
+def durations_of(kind: str, chosen: Optional[str] = None) -> Tuple[int, ...]:
+    """Return the frames of the columns behind the V symbols of a kind of loss.  chosen: as --durations has them."""
     usual = DURATIONS.get(kind, ())
-    return tuple(map(int, given.split(","))) if usual and given is not None else usual
+    return tuple(map(int, chosen.split(","))) if usual and chosen is not None else usual
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """One loss of the table.
+    """Describe one loss of the table.
 
     Args:
         script: the module that holds its ADAPTER, or the path of such a file.
@@ -128,9 +128,9 @@ class Implementation:
     def under(self, condition: str) -> Implementation:
         """Return the implementation under the torch of another environment, "fast_rnnt@k2", or under FAST_MKL, as
         "fused@fast-mkl".  Raises UserError."""
-        if condition not in (*environments(), FAST_MKL):
-            known = ", ".join((*environments(), FAST_MKL))
-            raise UserError(f"{self.name}@{condition}: no such environment; there are {known}")
+        conditions = (*environments(), FAST_MKL)
+        if condition not in conditions:
+            raise UserError(f"{self.name}@{condition}: no such environment; there are {', '.join(conditions)}")
         if condition == self.environment:
             return self
         environment = self.environment if condition == FAST_MKL else condition
@@ -139,7 +139,7 @@ class Implementation:
 
 
 #: Variants of the full losses of k2 and of fast_rnnt, from which k2's was made.
-OF_K2 = {name: name for name in ("modified", "constrained", "delay-penalty", "hat")}
+K2_VARIANTS = {name: name for name in ("modified", "constrained", "delay-penalty", "hat")}
 
 HAT = {"hat": "hat"}
 
@@ -159,8 +159,11 @@ IMPLEMENTATIONS = (
         "optimized_transducer",
         built=True,
         variants={
-            **{"log-probs": "exact", "modified": "modified-last-blank", "hat": "hat"},
-            **{"cuda": "exact", "cuda-modified": "modified-last-blank"},
+            "log-probs": "exact",
+            "modified": "modified-last-blank",
+            "hat": "hat",
+            "cuda": "exact",
+            "cuda-modified": "modified-last-blank",
         },
         by_utterance=True,
         controls=(FAST_MKL,),
@@ -171,12 +174,12 @@ IMPLEMENTATIONS = (
         "main",
         "fast_rnnt",
         built=True,
-        variants={**OF_K2, "cuda": "exact", "cuda-modified": "modified"},
+        variants={**K2_VARIANTS, "cuda": "exact", "cuda-modified": "modified"},
         controls=(OTHER_TORCH, FAST_MKL),
     ),
-    Implementation("k2", "benchmark_k2", "k2", "k2", variants=OF_K2),
+    Implementation("k2", "benchmark_k2", "k2", "k2", variants=K2_VARIANTS),
     Implementation("warprnnt_numba", "losses.benchmark_warprnnt_numba", "main", "warprnnt_numba"),
-    Implementation("nemo", "losses.benchmark_nemo", "nemo", "nemo", variants={"hat": "hat"}),
+    Implementation("nemo", "losses.benchmark_nemo", "nemo", "nemo", variants=HAT),
     Implementation("nemo-triton", "losses.benchmark_nemo_triton", "nemo", "nemo"),
     Implementation("nemo-tdt", "losses.benchmark_nemo_tdt", "nemo", "nemo", kind="tdt", variants={"pytorch": "tdt"}),
     Implementation(
@@ -196,7 +199,7 @@ IMPLEMENTATIONS = (
         variants={"gather": "exact", "compact": "exact", "hat": "hat"},
     ),
     Implementation("warp-transducer", "losses.benchmark_warp_transducer", "main", "warprnnt_pytorch", variants=HAT),
-    Implementation("speechbrain", "losses.benchmark_speechbrain", "main", "speechbrain", variants={"hat": "hat"}),
+    Implementation("speechbrain", "losses.benchmark_speechbrain", "main", "speechbrain", variants=HAT),
     Implementation("apex", "losses.benchmark_apex", "main", "apex", variants={"packed": "exact"}),
     Implementation(
         "fused",
@@ -231,14 +234,14 @@ IMPLEMENTATIONS = (
     Implementation("k2-pruned", "benchmark_k2_pruned", "k2", "k2", kind="pruned", variants={"hat": "pruned"}),
 )
 
-#: Those of the table, and those that are loaded from other files.
+#: The implementations of the table, and those that are loaded from other files.
 BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
 
 
 def find(name: str) -> Implementation:
     """Return the implementation of NAME, NAME:VARIANT, either with @CONDITION behind it.  Raises UserError."""
-    called, at, condition = name.partition("@")
-    base, _, variant = called.partition(":")
+    row, at, condition = name.partition("@")
+    base, _, variant = row.partition(":")
     if base not in BY_NAME:
         raise UserError(f"no implementation is named {base!r}; there are {', '.join(BY_NAME)}")
     implementation = BY_NAME[base].of_variant(variant) if variant else BY_NAME[base]
@@ -250,18 +253,17 @@ def environments() -> Tuple[str, ...]:
     return tuple(dict.fromkeys(implementation.environment for implementation in IMPLEMENTATIONS))
 
 
-def with_variants() -> Tuple[Implementation, ...]:
+def with_variants() -> List[Implementation]:
     """Return every implementation, each followed by its variants but BY_UTTERANCE."""
-    return tuple(
-        row
-        for implementation in BY_NAME.values()
-        for row in (implementation, *map(implementation.of_variant, implementation.variants))
-    )
+    rows: List[Implementation] = []
+    for implementation in BY_NAME.values():
+        rows += [implementation, *map(implementation.of_variant, implementation.variants)]
+    return rows
 
 
 @dataclass(frozen=True)
 class Attributes:
-    """Attributes of the class ADAPTER of a script, with their defaults."""
+    """Hold the attributes of the class ADAPTER of a script, with their defaults."""
 
     name: Any = ""  # a text, if the script is right
     hint: str = ""

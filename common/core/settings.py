@@ -1,4 +1,4 @@
-"""Every setting of a run, each declared in one field, and how flags, presets, defaults and --sweep become settings."""
+"""Declare every setting of a run, each in one field, and make settings of flags, presets, defaults and --sweep."""
 
 from __future__ import annotations
 
@@ -43,13 +43,15 @@ MEMORY_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 REUSE_VARIABLES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 VARIABLES = {**MEMORY_VARIABLES, **REUSE_VARIABLES}
 
+#: Values of settings by key.
+Values = Mapping[str, Any]
 #: Part of a heading: a text to format with the value, or a function that makes it from the settings of the rows.
-Heading = Union[str, Callable[[Mapping[str, Any]], str]]
+Heading = Union[str, Callable[[Values], str]]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The declaration of one setting.
+    """Describe one setting.
 
     Args:
         default: its value where neither a flag nor a preset gives another.
@@ -61,14 +63,15 @@ class Setting:
         extra: other arguments of argparse's add_argument.
         presets: its values by size ("quick"), workload ("chars"), or both ("cpu,chars").
         default_text: how --help words the default; "" words it from `default` and `presets`.
-        label: how a comparison names it.  "" means that runs with other values can be compared.
+        label: how a comparison names it.  "": it says how a run measures, and not what, so runs with other values can
+            be compared, and --sweep does not take it.
         unset: the word for None in comparisons, where None would say that nothing is known.
         in_rows: whether rows keep it though `label` is "".
         parts_tables: whether rows with other values stand in other tables.
-        heading_of_default: whether a table's heading also says so of the default.
-        only: (key, values) of the setting, or "device" or "kind", without which this one has no effect.
+        default_is_usual: whether no heading names the default, and a record from before the setting has it.
+        only: (key, values) of the setting, or "device" or "kind", without which this one has no effect; ("", ()) for
+            none.
         refused: whether giving it without `only` is an error.
-        sweepable: whether --sweep takes it: it says what is measured, and not how.
         key, flag: set by `declared`; the flag is by default the key with dashes.
     """
 
@@ -79,35 +82,29 @@ class Setting:
     type: Callable[[str], Any] = str
     choices: Tuple[Any, ...] = ()
     metavar: Optional[str] = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    presets: Mapping[str, Any] = field(default_factory=dict)
+    extra: Values = field(default_factory=dict)
+    presets: Values = field(default_factory=dict)
     default_text: str = ""
     label: str = ""
     unset: Optional[str] = None
     in_rows: bool = False
     parts_tables: bool = True
     heading: Optional[Heading] = None
-    heading_of_default: bool = True
-    only: Optional[Tuple[str, Tuple[Any, ...]]] = None
+    default_is_usual: bool = False
+    only: Tuple[str, Tuple[Any, ...]] = ("", ())
     refused: bool = False
-    sweepable: bool = True
     key: str = ""
     flag: str = ""
 
     def arguments(self) -> Dict[str, Any]:
         """Return what argparse's add_argument takes for the flag, but its help."""
-        return {
-            "dest": self.key,
-            **({"choices": self.choices} if self.choices else {}),
-            **({"type": self.type} if self.type is not str else {}),
-            **({"metavar": self.metavar} if self.metavar else {}),
-            **self.extra,
-        }
+        choices = self.choices or None
+        return {"dest": self.key, "type": self.type, "choices": choices, "metavar": self.metavar, **self.extra}
 
     def help_text(self) -> str:
         """Return the help of the flag with its default, as argparse takes it."""
-        names_of = gathered((worded(value), name) for name, value in self.presets.items())
-        others = "; ".join(f"{value} with {' and '.join(names)}" for value, names in names_of.items())
+        presets = gathered((worded(value), name) for name, value in self.presets.items())
+        others = "; ".join(f"{value} with {' and '.join(names)}" for value, names in presets.items())
         default = self.default_text or worded(self.default) + (f" ({others})" if others else "")
         return f"{self.help}. Default: {default}".replace("%", "%%")
 
@@ -121,23 +118,24 @@ class Setting:
             raise UserError(f"{text!r} is none of {', '.join(map(str, self.choices))}")
         return value
 
-    def applies(self, known: Mapping[str, Any]) -> bool:
-        """Tell whether the setting has an effect beside these settings, "device" and "kind"."""
-        return self.only is None or known.get(self.only[0]) in self.only[1]
+    def applies(self, values: Values) -> bool:
+        """Tell whether the setting has an effect beside these values of settings, "device" and "kind"."""
+        needed, accepted = self.only
+        return not needed or values.get(needed) in accepted
 
-    def heading_text(self, known: Mapping[str, Any]) -> str:
-        """Return what a heading says of the setting, from what is known of the rows; "" for nothing."""
-        if self.heading is None or not self.applies(known):
+    def heading_text(self, values: Values) -> str:
+        """Return what a heading says of the setting, by its rows' values of settings; "" for nothing."""
+        if self.heading is None or not self.applies(values):
             return ""
         if not isinstance(self.heading, str):
-            return self.heading(known)
-        value = known.get(self.key)
-        if value is None or value == self.unset or (value == self.default and not self.heading_of_default):
+            return self.heading(values)
+        value = values.get(self.key)
+        if value is None or value == self.unset or (value == self.default and self.default_is_usual):
             return ""
         return self.heading.format("on" if value is True else "off" if value is False else value)
 
 
-def setting(default: Any, help: str, group: str, **details: Any) -> Any:
+def declare(default: Any, help: str, group: str, **details: Any) -> Any:
     """Return the dataclass field that declares a setting; the arguments are those of Setting."""
     return field(default_factory=lambda: default, metadata={"setting": Setting(default, group, help, **details)})
 
@@ -149,8 +147,8 @@ def flag(key: str) -> str:
 
 def declared(fields: Sequence[Any]) -> Dict[str, Setting]:
     """Return the settings that dataclass fields declare, by name."""
-    known = {item.name: item.metadata["setting"] for item in fields}
-    return {key: replace(value, key=key, flag=value.flag or f"--{flag(key)}") for key, value in known.items()}
+    settings = {item.name: item.metadata["setting"] for item in fields}
+    return {key: replace(setting, key=key, flag=setting.flag or f"--{flag(key)}") for key, setting in settings.items()}
 
 
 def worded(value: Any) -> str:
@@ -165,60 +163,54 @@ def worded(value: Any) -> str:
 
 
 # The groups of --help.
-MEASURED, BATCHES, LENGTHS, TIMING, TRACE = (
-    "what is measured",
-    "batches",
-    "other lengths, from the same utterances (in this order)",
-    "timing (profiler off)",
-    "trace (torch.profiler, for TensorBoard)",
-)
-_measured, _of_batches, _of_lengths, _of_timing, _of_trace = (
-    partial(setting, group=title) for title in (MEASURED, BATCHES, LENGTHS, TIMING, TRACE)
-)
+MEASURED = "what is measured"
+BATCHES = "batches"
+LENGTHS = "other lengths, from the same utterances (in this order)"
+TIMING = "timing (profiler off)"
+TRACE = "trace (torch.profiler, for TensorBoard)"
+_measured = partial(declare, group=MEASURED)
+_batches = partial(declare, group=BATCHES)
+_lengths = partial(declare, group=LENGTHS)
+_timing = partial(declare, group=TIMING)
+_trace = partial(declare, group=TRACE)
 
-
-def _takes(type: Callable[[str], Any], metavar: str) -> Dict[str, Any]:
-    return {"type": type, "metavar": metavar}
-
-
-def _unusual(heading: str) -> Dict[str, Any]:
-    """Return the details of a setting that a heading names where it is not the default."""
-    return {"heading": heading, "heading_of_default": False}
-
-
-_BOOL, _COUNT = _takes(flag_types.str2bool, "BOOL"), _takes(flag_types.whole(1), "K")
-_SECONDS = _takes(flag_types.positive, "S")
-_HOW: Dict[str, Any] = {"sweepable": False}  # how a run measures, not what
-_ON_CPU: Dict[str, Any] = {"only": ("device", ("cpu",))}
-_ON_CUDA: Dict[str, Any] = {"only": ("device", ("cuda",)), "refused": True}
-_OF_PRUNED: Dict[str, Any] = {"only": ("kind", ("pruned",)), "parts_tables": False}
-_AS_IN_FILE: Dict[str, Any] = {"unset": "as in the shape file", "heading_of_default": False}
+_BOOL: Dict[str, Any] = {"type": flag_types.str2bool, "metavar": "BOOL"}
+_SECONDS: Dict[str, Any] = {"type": flag_types.positive, "metavar": "S"}
+_AS_IN_FILE: Dict[str, Any] = {"unset": "as in the shape file", "default_is_usual": True}
 _SMALL_SCHEDULE = {"wait": 0, "warmup": 1, "active": 1, "repeat": 1}
 
 
-def _batches_heading(known: Mapping[str, Any]) -> str:
+def _batches_heading(values: Values) -> str:
     """Return "batch size 30 (random 14 batches)", without parts that are not known."""
-    counted = "padding included" if known.get("max_frames_padded") else "sum of T"
-    if known.get("sort_utterance"):
-        text = f"max frames {known['max_frames']} ({counted}), sorted" if known.get("max_frames") else ""
-    else:
-        text = f"batch size {known['batch_size']}" if known.get("batch_size") else ""
-    if known.get("batches") and known.get("num_batches"):
-        text += f" ({known['batches']} {count(known['num_batches'], 'batch')})"
+    text = ""
+    if values.get("sort_utterance"):
+        if values.get("max_frames"):
+            counted = "padding included" if values.get("max_frames_padded") else "sum of T"
+            text = f"max frames {values['max_frames']} ({counted}), sorted"
+    elif values.get("batch_size"):
+        text = f"batch size {values['batch_size']}"
+    if values.get("batches") and values.get("num_batches"):
+        text += f" ({values['batches']} {count(values['num_batches'], 'batch')})"
     return text.strip()
 
 
-def _threads_heading(known: Mapping[str, Any]) -> str:
+def _device_heading(values: Values) -> str:
+    """Return the device, its name and the processor, as far as they are known."""
+    return " ".join(str(values[key]) for key in ("device", "device_name", "processor") if values.get(key))
+
+
+def _threads_heading(values: Values) -> str:
     """Return "2 threads of 4 cores", on a CPU."""
-    if known.get("device") != "cpu" or known.get("threads") is None:
+    threads = values.get("threads")
+    cores = values.get("cores")
+    if values.get("device") != "cpu" or threads is None:
         return ""
-    spare = known.get("cores") not in (None, known["threads"])
-    return f"{known['threads']} threads" + (f" of {known['cores']} cores" if spare else "")
+    return f"{threads} threads" if cores in (None, threads) else f"{threads} threads of {cores} cores"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run as resolved.
+    """Hold the settings of a run as resolved.
 
     `device` is "cpu", "cuda" or "cuda:N"; `shape_file` is relative to the suite where it lies in there, so that runs of
     two checkouts can be compared; `spread` is the half-width of the interval as a fraction of the median; `schedule`
@@ -230,39 +222,39 @@ class Settings:
         f"{flag_types.listed('Size', flag_types.SIZES)} {flag_types.listed('Workload', flag_types.WORKLOADS)} "
         f"Note that {flag_types.ESTIMATE}",
         short="Size (full, cpu, quick) and workload (bpe500, chars, ...).",
-        **_takes(flag_types.preset, "SIZE,WORKLOAD"),
+        type=flag_types.preset,
+        metavar="SIZE,WORKLOAD",
         default_text="full on CUDA, cpu on a CPU, and bpe500",
-        **_HOW,
     )
     passes: Tuple[str, ...] = _measured(
         PASSES,
         "What to measure: correctness, timing, memory, trace, or all. Each runs in processes of its own. Correctness "
         "always comes first, and a loss that fails it is not measured",
         short="What to measure: some of correctness, timing, memory, trace.",
-        **_takes(flag_types.some_of(PASSES), "A,B"),
+        type=flag_types.some_of(PASSES),
+        metavar="A,B",
         default_text="all",
-        **_HOW,
     )
     scopes: Tuple[str, ...] = _measured(
         SCOPES,
         "What a timed step covers. loss: from logits to their gradient; step: from encoder and decoder outputs through "
         "the joiner and the loss to the gradients of the outputs and of the joiner; loss,step: both",
         flag="--scope",
-        **_takes(flag_types.some_of(SCOPES), "A,B"),
+        type=flag_types.some_of(SCOPES),
+        metavar="A,B",
         default_text="both",
         in_rows=True,
         parts_tables=False,
-        **_HOW,
     )
-    shape_file: str = _of_batches(
+    shape_file: str = _batches(
         "shape_info.pt",
         f"File with (T, U) of every utterance, as {command('shapes')} writes it",
         short=f"File with (T, U) of your utterances, from {command('shapes')}.",
-        **_takes(flag_types.path, "FILE"),
+        type=flag_types.path,
+        metavar="FILE",
         default_text="the suite's shape_info.pt",
-        **_HOW,
     )
-    sort_utterance: bool = _of_batches(
+    sort_utterance: bool = _batches(
         False,
         "How batches are formed. true: sort utterances by length and fill batches up to --max-frames; false: take "
         "--batch-size utterances in file order",
@@ -271,26 +263,28 @@ class Settings:
         label="sorted",
         **_BOOL,
     )
-    batch_size: int = _of_batches(
+    batch_size: int = _batches(
         30,
         "Utterances in a batch that is not sorted by length",
         short="Utterances in a batch, in file order.",
-        **_takes(flag_types.whole(1), "N"),
+        type=flag_types.whole(1),
+        metavar="N",
         presets={"cpu": 2, "quick": 2, "full,long-form": 8, "cpu,long-form": 1, "quick,long-form": 1},
         label="batch size",
         only=("sort_utterance", (False,)),
         refused=True,
     )
-    max_frames: int = _of_batches(
+    max_frames: int = _batches(
         10000,
         "Largest sum of T in a batch of utterances sorted by length, or what --max-frames-padded says",
-        **_takes(flag_types.whole(1), "FRAMES"),
+        type=flag_types.whole(1),
+        metavar="FRAMES",
         presets={"cpu": 1000, "quick": 1000},
         label="max frames",
         only=("sort_utterance", (True,)),
         refused=True,
     )
-    max_frames_padded: bool = _of_batches(
+    max_frames_padded: bool = _batches(
         False,
         "What --max-frames is the most of. false: the sum of T; true: utterances times the longest T, the frames of "
         "the padded batch, as lhotse's max_duration counts since 2022.",
@@ -299,10 +293,10 @@ class Settings:
         label="padded frames",
         only=("sort_utterance", (True,)),
         refused=True,
-        heading_of_default=False,
+        default_is_usual=True,
         **_BOOL,
     )
-    batches: str = _of_batches(
+    batches: str = _batches(
         "random",
         "Which batches are measured. first, longest: the same in every round; random, spread: others in every round, "
         "drawn at random or spread over the whole range of lengths",
@@ -311,20 +305,21 @@ class Settings:
         label="choice of batches",
         heading=_batches_heading,
     )
-    num_batches: int = _of_batches(
+    num_batches: int = _batches(
         14,
         "Number of batches that each round measures",
         presets={"cpu": 2, "quick": 2},
         label="number of batches",
-        **_COUNT,
+        type=flag_types.whole(1),
+        metavar="K",
     )
-    seed: int = _of_batches(
+    seed: int = _batches(
         20220227,
         "Seed of inputs, weights, the choice of batches and the order of processes",
         type=flag_types.seed,
         label="seed",
     )
-    min_duration: Optional[float] = _of_lengths(
+    min_duration: Optional[float] = _lengths(
         None,
         "Leave out shorter utterances of the shape file, as recipes do (icefall: 1 s). Durations follow from the "
         "frames, to within 0.03 s",
@@ -335,7 +330,7 @@ class Settings:
         **_AS_IN_FILE,
         **_SECONDS,
     )
-    max_duration: Optional[float] = _of_lengths(
+    max_duration: Optional[float] = _lengths(
         None,
         "Leave out longer utterances (icefall: 20 s)",
         short="Leave out longer utterances.",
@@ -345,15 +340,17 @@ class Settings:
         **_AS_IN_FILE,
         **_SECONDS,
     )
-    concatenate: int = _of_lengths(
+    concatenate: int = _lengths(
         1,
         "Long form: join each K utterances in a row into one, adding up T and U; --batch-size counts the joined ones",
         presets={"long-form": 4},
         label="utterances as one",
-        **_unusual("{} utterances as one"),
-        **_COUNT,
+        heading="{} utterances as one",
+        default_is_usual=True,
+        type=flag_types.whole(1),
+        metavar="K",
     )
-    subsampling: int = _of_lengths(
+    subsampling: int = _lengths(
         4,
         "Subsampling factor of the front end. 4: the shape file as it is; 6, 8: the frames, at least 1, that the same "
         "audio has then",
@@ -361,30 +358,35 @@ class Settings:
         choices=(4, 6, 8),
         presets={"bpe4096-x8": 8},
         label="subsampling",
-        **_unusual("x{} frames"),
+        heading="x{} frames",
+        default_is_usual=True,
     )
-    token_scale: float = _of_lengths(
+    token_scale: float = _lengths(
         1.0,
         "Multiply U by F and round it, for a vocabulary of longer or shorter tokens than BPE 500 "
         f"({flag_types.ESTIMATE})",
-        **_takes(flag_types.positive, "F"),
+        type=flag_types.positive,
+        metavar="F",
         presets={"bpe4096-x8": 0.66, "chars": 2.66},
         label="token scale",
-        **_unusual("{:g} x tokens"),
+        heading="{:g} x tokens",
+        default_is_usual=True,
     )
-    frames: Optional[int] = _of_lengths(
+    frames: Optional[int] = _lengths(
         None,
         "Give every utterance T frames, whatever the shape file and --subsampling say",
-        **_takes(flag_types.whole(1), "T"),
+        type=flag_types.whole(1),
+        metavar="T",
         default_text="their own",
         label="T of every utterance",
         heading="T {}",
         **_AS_IN_FILE,
     )
-    tokens: Optional[int] = _of_lengths(
+    tokens: Optional[int] = _lengths(
         None,
         "Give every utterance U target tokens, whatever the shape file and --token-scale say",
-        **_takes(flag_types.whole(0), "U"),
+        type=flag_types.whole(0),
+        metavar="U",
         default_text="their own",
         label="U of every utterance",
         heading="U {}",
@@ -396,14 +398,16 @@ class Settings:
         "early, middle, trained: those of a small speech model after 20 steps, in mid-training, and at the end",
         choices=LOGITS,
         label="logits",
-        **_unusual("{} logits"),
+        heading="{} logits",
+        default_is_usual=True,
     )
     vocab_size: int = _measured(
         500,
         f"Number of symbols, blank included. A shape file that records this number, as {command('shapes')} does for "
         "a corpus, replaces the default",
         short="Number of symbols, blank included.",
-        **_takes(flag_types.whole(2), "V"),
+        type=flag_types.whole(2),
+        metavar="V",
         presets={"quick": 50, "bpe4096-x8": 4096, "chars": 30},
         label="vocabulary",
         heading="V {}",
@@ -411,7 +415,8 @@ class Settings:
     encoder_dim: int = _measured(
         512,
         "Dimension of encoder and decoder outputs and of the joiner's input",
-        **_takes(flag_types.whole(1), "D"),
+        type=flag_types.whole(1),
+        metavar="D",
         presets={"quick": 32},
         label="joiner dimension",
         heading="joiner {}",
@@ -431,7 +436,8 @@ class Settings:
         "validation computes it",
         choices=("training", "forward"),
         label="mode",
-        **_unusual("{} only"),
+        heading="{} only",
+        default_is_usual=True,
     )
     device: str = _measured(
         "auto",
@@ -441,22 +447,22 @@ class Settings:
         extra={"default": "auto"},
         default_text="auto (CUDA where there is one)",
         label="device",
-        heading=lambda known: " ".join(
-            str(known[key]) for key in ("device", "device_name", "processor") if known.get(key)
-        ),
-        **_HOW,
+        heading=_device_heading,
     )
     prune_range: int = _measured(
         5,
         "Symbols that the pruned losses keep for each frame",
-        **_takes(flag_types.whole(2), "S"),
+        type=flag_types.whole(2),
+        metavar="S",
         label="prune range",
-        **_OF_PRUNED,
+        only=("kind", ("pruned",)),
+        parts_tables=False,
     )
     durations: Optional[str] = _measured(
         None,
         "Frames that a token (tdt) or a longer blank (multi-blank) may last, in the order of the joiner's columns",
-        **_takes(flag_types.durations, "D,D"),
+        type=flag_types.durations,
+        metavar="D,D",
         default_text="0,1,2,3,4 for tdt; 2,4,8 for multi-blank",
         label="durations",
         unset="the default",
@@ -466,7 +472,8 @@ class Settings:
     sigma: Optional[float] = _measured(
         None,
         "Number to subtract from the log-probability of each token of tdt and multi-blank",
-        **_takes(flag_types.not_negative, "NATS"),
+        type=flag_types.not_negative,
+        metavar="NATS",
         default_text="0.05",
         label="sigma",
         unset="the default",
@@ -476,96 +483,98 @@ class Settings:
     window: int = _measured(
         25,
         "Frames at which --topology windowed lets a target be emitted, around its place in an even alignment",
-        **_takes(flag_types.whole(1), "FRAMES"),
+        type=flag_types.whole(1),
+        metavar="FRAMES",
         label="window",
         heading="windows of {} frames",
         only=("kind", ("windowed",)),
     )
-    rounds: int = _of_timing(
+    rounds: int = _timing(
         6,
         "Number of fresh processes for each implementation, in shuffled order; where --budget is not over before",
         short="Fresh processes for each loss; intervals are over them.",
-        **_takes(flag_types.whole(1, 10_000), "K"),
+        type=flag_types.whole(1, 10_000),
+        metavar="K",
         presets={"cpu": 10, "quick": 1},
-        **_HOW,
     )
-    budget: Optional[float] = _of_timing(
+    budget: Optional[float] = _timing(
         None,
         f"Time to spend, such as 90s, 5m or 1h: after {FEWEST_IN_BUDGET} no timing round begins when it is over, none "
         "is repeated either. Where it is given, losses of other environments are left out without --only, and there is "
         "no trace without --passes",
         short="Time to spend, such as 5m: no round begins when it is over.",
-        **_takes(flag_types.duration, "TIME"),
+        type=flag_types.duration,
+        metavar="TIME",
         presets={"cpu": 480.0},
         default_text="480s with cpu, so that a run of all losses ends after five rounds; none with --rounds or --sweep",
-        **_HOW,
     )
     #: Sampling of a scope ends when every batch is measured and the 95% interval of its median is narrower than this.
-    spread: float = _of_timing(0.02, "", **_HOW)
-    max_seconds: float = _of_timing(
+    spread: float = _timing(0.02, "")
+    max_seconds: float = _timing(
         60.0,
         "Most seconds of samples of one scope in one round; each batch is sampled at least once",
         presets={"cpu": 0.7, "quick": 0.5},
         **_SECONDS,
-        **_HOW,
     )
     #: Samples of a scope in a round, at most, but for one of each batch.
-    max_samples: int = _of_timing(28, "", presets={"cpu": 20, "quick": 400}, **_HOW)
-    threads: Optional[int] = _of_timing(
+    max_samples: int = _timing(28, "", presets={"cpu": 20, "quick": 400})
+    threads: Optional[int] = _timing(
         None,
         "Number of torch's CPU threads, at most 4 for each CPU that the process may use",
         short="Number of torch's CPU threads.",
-        **_takes(flag_types.threads, "K"),
+        type=flag_types.threads,
+        metavar="K",
         default_text="the CPUs this process may use",
         label="threads",
         heading=_threads_heading,
     )
-    denormals: str = _of_timing(
+    denormals: str = _timing(
         "flush",
         "Subnormal numbers on the CPU. flush: count as zero, as in training on a GPU; keep: are computed, slowly",
         choices=("flush", "keep"),
         label="denormals",
         heading="denormals: {}",
-        **_ON_CPU,
+        only=("device", ("cpu",)),
     )
-    allocator: str = _of_timing(
+    allocator: str = _timing(
         "reuse",
         "Memory on a CPU. reuse: glibc keeps freed memory for the next step, as caching allocators do on a GPU and in "
         "tuned training; system: tensors above 32 MiB are mapped anew in every step",
         choices=("reuse", "system"),
         label="allocator",
         heading="allocator: {}",
-        **_ON_CPU,
+        only=("device", ("cpu",)),
     )
-    tf32: bool = _of_timing(
+    tf32: bool = _timing(
         False,
         "On CUDA: whether float32 products of the joiner may round their inputs to TF32, whatever the environment "
         "says. The correctness pass never does",
         label="tf32",
         heading="TF32: {}",
-        **_ON_CUDA,
+        only=("device", ("cuda",)),
+        refused=True,
         **_BOOL,
     )
-    l2: str = _of_timing(
+    l2: str = _timing(
         "cold",
         "On CUDA: the L2 cache before each sample. cold: is written over, untimed, as nvbench does; warm: keeps what "
         "making the inputs put there",
         choices=("cold", "warm"),
         label="l2",
         heading="L2: {}",
-        **_ON_CUDA,
+        only=("device", ("cuda",)),
+        refused=True,
     )
     #: Steps of the profiler's schedule.
-    schedule: Mapping[str, int] = _of_trace(
+    schedule: Mapping[str, int] = _trace(
         {"wait": 10, "warmup": 10, "active": 20, "repeat": 2},
         "",
         presets={"cpu": _SMALL_SCHEDULE, "quick": _SMALL_SCHEDULE},
-        **_HOW,
     )
     #: What a trace has beside times: shapes of operators' inputs, Python's stacks, allocations.
-    record_shapes: bool = _of_trace(True, "", **_HOW)
-    with_stack: bool = _of_trace(True, "", **_HOW)
-    profile_memory: bool = _of_trace(True, "", **_HOW)
+    record_shapes: bool = _trace(True, "")
+    with_stack: bool = _trace(True, "")
+    profile_memory: bool = _trace(True, "")
 
     @property
     def suffix(self) -> str:
@@ -580,25 +589,28 @@ class Settings:
     @property
     def trace_steps(self) -> int:
         """Return the number of steps of the trace pass, each followed by ``prof.step()``."""
-        return sum(self.schedule[of] for of in ("wait", "warmup", "active")) * self.schedule["repeat"]
+        return sum(self.schedule[stage] for stage in ("wait", "warmup", "active")) * self.schedule["repeat"]
 
     def to_json(self) -> Dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Settings:
+    def from_json(cls, data: Values) -> Settings:
         """Return the settings that `data` has, with defaults for the others; ignore other keys."""
-        known = {key: value for key, value in data.items() if key in SETTINGS}
-        values: Dict[str, Any] = {key: tuple(it) if isinstance(it, list) else it for key, it in known.items()}
+        values: Dict[str, Any] = {}
+        for key in SETTINGS:
+            if key in data:
+                values[key] = tuple(data[key]) if isinstance(data[key], list) else data[key]
         return cls(**values)
 
 
 #: The declaration of every setting, by name.
 SETTINGS: Dict[str, Setting] = declared(fields(Settings))
-SWEEPABLE = {value.flag[2:]: value for value in SETTINGS.values() if value.sweepable}
+#: What --sweep takes: settings that say what is measured; all cells of a sweep are of one device.
+SWEEPABLE = {setting.flag[2:]: setting for key, setting in SETTINGS.items() if setting.label and key != "device"}
 
 
-def waits(preset: str, cell: Mapping[str, Any]) -> bool:
+def waits(preset: str, cell: Values) -> bool:
     """Tell whether a run without --wait waits for a quiet machine to repeat rounds beside other load. cell: its values
     of --sweep."""
     return flag_types.parts(preset or flag_types.DEFAULT_WORKLOAD)[0] != "quick" and not cell
@@ -610,81 +622,81 @@ def rounds_of(kind: str, rounds: int) -> int:
     return min(rounds, FEWEST_ROUNDS) if kind == BY_UTTERANCE else rounds
 
 
-def in_rows(values: Mapping[str, Any], device: Optional[str], kind: Optional[str]) -> Dict[str, Any]:
+def in_rows(values: Values, device: Optional[str], kind: Optional[str]) -> Dict[str, Any]:
     """Return the settings by which rows are compared or told apart, from those of a record.  None: the record does not
     have it, or it has no effect on this device ("cpu", "cuda") or kind of loss."""
-    known = {**values, "device": device, "kind": kind, "sort_utterance": bool(values.get("sort_utterance"))}
+    context = {**values, "device": device, "kind": kind, "sort_utterance": bool(values.get("sort_utterance"))}
     kept = {}
-    for key, declaration in SETTINGS.items():
-        if not (declaration.label or declaration.in_rows):
-            continue
-        older = bool(values) and not declaration.heading_of_default  # a record from before the setting
-        value = values.get(key, declaration.default if older else None)
-        if value is None and values:
-            value = declaration.unset
-        kept[key] = value if declaration.applies(known) else None
+    for key, setting in SETTINGS.items():
+        if setting.label or setting.in_rows:
+            is_older = bool(values) and setting.default_is_usual  # a record from before the setting
+            value = values.get(key, setting.default if is_older else None)
+            if value is None and values:
+                value = setting.unset
+            kept[key] = value if setting.applies(context) else None
     return kept
 
 
-def described(values: Mapping[str, Any], groups: Sequence[str] = (MEASURED, LENGTHS)) -> List[str]:
-    """Return what is not default of a run's settings, in a few words each.  groups: those of --help to look at."""
-    known = {key: values.get(key, declaration.default) for key, declaration in SETTINGS.items()}
-    chosen = [value for value in SETTINGS.values() if value.group in groups and not value.heading_of_default]
-    return [text for value in chosen if (text := value.heading_text(known))]
+def described(values: Values, groups: Sequence[str] = (MEASURED, LENGTHS)) -> List[str]:
+    """Return what is not usual in a run's settings, in a few words each.  groups: those of --help to look at."""
+    complete = {key: values.get(key, setting.default) for key, setting in SETTINGS.items()}
+    chosen = [setting for setting in SETTINGS.values() if setting.group in groups and setting.default_is_usual]
+    return [text for setting in chosen if (text := setting.heading_text(complete))]
 
 
-def heading(known: Mapping[str, Any]) -> List[str]:
+def heading(values: Values) -> List[str]:
     """Return the parts of a table's heading, from what is known of its rows (see `in_rows`)."""
-    return [text for value in SETTINGS.values() if (text := value.heading_text(known))]
+    return [text for setting in SETTINGS.values() if (text := setting.heading_text(values))]
 
 
-def resolve(given: Mapping[str, Any], device: str) -> Settings:
-    """Return the settings of a run: what is `given`, else what the preset says, else the defaults.
+def resolve(flags: Values, device: str) -> Settings:
+    """Return the settings of a run: what flags say, else what the preset says, else the defaults.
 
-    given: with "file_vocab_size", symbols of the shape file, the default of sizes without a vocabulary of their own.
-    Raises UserError for a setting that has no effect on this device or beside the others."""
-    size, workload = flag_types.parts(given.get("preset") or flag_types.DEFAULT_WORKLOAD)
+    flags: the settings that were given, None for others, and "file_vocab_size", symbols of the shape file, the default
+    of sizes without a vocabulary of their own.  Raises UserError for a setting that has no effect on this device or
+    beside the others."""
+    size, workload = flag_types.parts(flags.get("preset") or flag_types.DEFAULT_WORKLOAD)
     size = size or ("cpu" if device == "cpu" else "full")
-    names = [size, workload, f"{size},{workload}"]
-    preset = size if workload == flag_types.DEFAULT_WORKLOAD else f"{size},{workload}"
-    values: Dict[str, Any] = {"device": device, "preset": preset}
-    for key, declaration in SETTINGS.items():
-        chosen = [declaration.presets[name] for name in names if name in declaration.presets]
-        if given.get(key) is not None:
-            chosen.append(given[key])
-        values.setdefault(key, chosen[-1] if chosen else declaration.default)
-    if given.get("rounds") is not None and given.get("budget") is None:
+    both = f"{size},{workload}"
+    names = [size, workload, both]
+    values: Dict[str, Any] = {"device": device, "preset": size if workload == flag_types.DEFAULT_WORKLOAD else both}
+    for key, setting in SETTINGS.items():
+        chosen = [setting.presets[name] for name in names if name in setting.presets]
+        if flags.get(key) is not None:
+            chosen.append(flags[key])
+        values.setdefault(key, chosen[-1] if chosen else setting.default)
+    if flags.get("rounds") is not None and flags.get("budget") is None:
         values["budget"] = None  # all of them
-    vocabulary = SETTINGS["vocab_size"]
-    if given.get("file_vocab_size") and given.get("vocab_size") is None and not set(names) & set(vocabulary.presets):
-        values["vocab_size"] = given["file_vocab_size"]
+    has_vocabulary = flags.get("vocab_size") is not None or {*names} & {*SETTINGS["vocab_size"].presets}
+    if flags.get("file_vocab_size") and not has_vocabulary:
+        values["vocab_size"] = flags["file_vocab_size"]
     values["passes"] = tuple(name for name in PASSES if name in ("correctness", *values["passes"]))
-    if given.get("batches") is None:
+    if flags.get("batches") is None:
         values["batches"] = "spread" if values["sort_utterance"] else "random"
-    _check(given, values)
+    _check(flags, values)
     return Settings(**values)
 
 
-def _check(given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Raise UserError for a setting that was given and has no effect beside the others."""
-    known = {**values, "device": values["device"].partition(":")[0]}
-    for key, declaration in SETTINGS.items():
-        if not declaration.refused or not given.get(key) or declaration.applies(known):
+def _check(flags: Values, values: Values) -> None:
+    """Raise UserError for a flag that has no effect beside the values of all settings."""
+    context = {**values, "device": values["device"].partition(":")[0]}
+    for key, setting in SETTINGS.items():
+        if not setting.refused or not flags.get(key) or setting.applies(context):
             continue
-        needed, accepted = declaration.only or ("", ())
+        needed, accepted = setting.only
         if needed == "device":
-            raise UserError(f"{declaration.flag} needs CUDA, and this run uses the CPU: remove {declaration.flag}")
+            raise UserError(f"{setting.flag} needs CUDA, and this run uses the CPU: remove {setting.flag}")
         condition = f"{SETTINGS[needed].flag} {' or '.join(map(worded, accepted))}"
-        raise UserError(f"{declaration.flag} only applies with {condition}: add that, or remove {declaration.flag}")
+        raise UserError(f"{setting.flag} only applies with {condition}: add that, or remove {setting.flag}")
 
 
 def check_kinds(keys: Iterable[str], kinds: Collection[Optional[str]]) -> None:
     """Raise UserError for a setting of `keys` that no loss of these kinds has."""
     for setting in (SETTINGS[key] for key in keys if key in SETTINGS):
-        needed, accepted = setting.only or ("", ())
+        needed, accepted = setting.only
         if needed == "kind" and not {*accepted} & {*kinds}:
-            which = f"losses of kind {' or '.join(accepted)}, and none is measured"
-            raise UserError(f"{setting.flag} only applies to {which}: name one with --only, or remove {setting.flag}")
+            losses = f"losses of kind {' or '.join(accepted)}, and none is measured"
+            raise UserError(f"{setting.flag} only applies to {losses}: name one with --only, or remove {setting.flag}")
 
 
 class Axis(NamedTuple):
@@ -696,18 +708,20 @@ class Axis(NamedTuple):
 
 def axis(text: str) -> Axis:
     """Parse "vocab-size=500,1000", with values as --vocab-size takes them.  Raises UserError."""
-    name, listed = text.partition("=")[0].strip(), text.partition("=")[2].split(",")
+    name, _, listed = text.partition("=")
+    name = name.strip()
+    texts = flag_types.split(listed)
     setting = SWEEPABLE.get(flag(name))
     if setting is None:
         advice = f"{', '.join(SWEEPABLE)}{closest(flag(name), SWEEPABLE)}"
         raise UserError(f"{text!r}: give KEY=VALUE,VALUE,... with one of {advice}")
-    if not any(map(str.strip, listed)):
+    if not texts:
         raise UserError(f"{text!r}: give at least one value, as in {name}=A,B")
     try:
-        values = tuple(setting.parse(word.strip()) for word in listed if word.strip())
+        values = tuple(map(setting.parse, texts))
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
-    repeated = [str(value) for index, value in enumerate(values) if value in values[:index]]
+    repeated = [value for value in values if values.count(value) > 1]
     if repeated:
         raise UserError(f"{name}: {repeated[0]} is given twice")
     return Axis(setting.key, values)
@@ -719,16 +733,16 @@ def cells(axes: Sequence[Axis]) -> List[Dict[str, Any]]:
     return [dict(zip(keys, values)) for values in itertools.product(*(axis.values for axis in axes))]
 
 
-def words(cell: Mapping[str, Any]) -> str:
+def words(cell: Values) -> str:
     """Return a cell in words, such as "vocab-size 500, dtype float32"."""
     return ", ".join(f"{flag(str(key))} {worded(value)}" for key, value in cell.items())
 
 
-def check_axes(axes: Sequence[Axis], given: Mapping[str, Any]) -> None:
-    """Raise UserError for a setting that is swept twice, or both swept and given."""
+def check_axes(axes: Sequence[Axis], flags: Values) -> None:
+    """Raise UserError for a setting that is swept twice, or both swept and given by a flag."""
     keys = [axis.key for axis in axes]
     for key in keys:
         if keys.count(key) > 1:
             raise UserError(f"--sweep {flag(key)} is given twice: name all values in one, as in {flag(key)}=A,B")
-        if given.get(key) is not None:
+        if flags.get(key) is not None:
             raise UserError(f"--sweep {flag(key)}: --{flag(key)} is given too; remove one of them")

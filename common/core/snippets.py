@@ -1,4 +1,4 @@
-"""Code to copy: how each loss is called, in the names that README, the report and the corner cases use.
+"""Hold code to copy: how each loss is called, in the names that README, the report and the corner cases use.
 
 Shapes: encoder_out (N, T, D), decoder_out (N, U+1, D), logits (N, T, U+1, V), targets (N, U) int32; T_lengths and
 U_lengths (N) int32; output_linear: the joiner's last layer, D to V.  The blank is 0.  `import torch` is left out.
@@ -37,7 +37,7 @@ loss = 0.5 * simple_loss + {package}.rnnt_loss_pruned(
 """
 )
 
-#: Loss, as tables name it without @ENVIRONMENT -> how it is called.
+#: How a loss is called, by its name in tables without @ENVIRONMENT.
 SNIPPETS = {
     "fused": """\
 # pip install ./fused_transducer

@@ -1,4 +1,4 @@
-"""Write numbers, names and amounts as people read them, in the terminal, in Markdown and on the page; parse sizes."""
+"""Write numbers, names and amounts as people read them, in the terminal, in Markdown and on the page."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def percent(share: Optional[float]) -> str:
 
 def error(value: Optional[float]) -> str:
     """Return a relative error with two digits; "-" for None, "inf" for UNBOUNDED."""
-    return "-" if value is None else "inf" if value >= UNBOUNDED else f"{value:.1e}"
+    if value is None:
+        return "-"
+    return "inf" if value >= UNBOUNDED else f"{value:.1e}"
 
 
 def finite(value: float) -> float:

@@ -68,16 +68,16 @@ class Table(NamedTuple):
 
 def tabulated(name: str, title: str, rows: Sequence[Dict[str, Cell]]) -> Table:
     """Make a table of rows as {title of the column: cell}; a column with a number in any cell is numeric."""
-    numeric = {
-        head: any(isinstance(row[head].value, (int, float)) for row in rows) for head in (rows[0] if rows else ())
-    }
-    return Table(name, title, [Column(*each) for each in numeric.items()], [list(row.values()) for row in rows])
+    columns = []
+    for head in rows[0] if rows else ():
+        columns.append(Column(head, any(isinstance(row[head].value, (int, float)) for row in rows)))
+    return Table(name, title, columns, [list(row.values()) for row in rows])
 
 
 def filled(rows: Sequence[Dict[str, Cell]]) -> List[Dict[str, Cell]]:
     """Drop the columns that are empty in every row."""
-    known = {title for row in rows for title, cell in row.items() if cell.shown not in ("-", "")}
-    return [{title: cell for title, cell in row.items() if title in known} for row in rows]
+    titles = {title for row in rows for title, cell in row.items() if cell.shown not in ("-", "")}
+    return [{title: cell for title, cell in row.items() if title in titles} for row in rows]
 
 
 def words(parts: Sentence) -> str:
@@ -143,6 +143,10 @@ class Section:
     conditions: Sequence[Table] = ()
     folded: bool = False
 
+    @property
+    def plots(self) -> List[Figure]:
+        return [*([self.lead] if self.lead else []), *self.figures]
+
 
 class Judged(NamedTuple):
     """Hold what to beware of in a loss, the version that was judged ("": not known) and the day, ISO 8601."""
@@ -183,5 +187,5 @@ def slices() -> List[Slice]:
 
 def judged(loss: str, paths: Sequence[Path]) -> Optional[Judged]:
     """Return what to beware of in a loss; None where no tool judged it."""
-    answers = (each.judged(loss, paths) for each in slices() if each.judged)
+    answers = (tool.judged(loss, paths) for tool in slices() if tool.judged)
     return next(filter(None, answers), None)

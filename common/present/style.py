@@ -19,9 +19,20 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#A
 #: The package that a loss comes from -> the number of its colour in PALETTE.  There are more packages than colours: of
 #: two with one colour the second has other forms.
 FAMILIES = {
-    **{"torchaudio": 0, "optimized_transducer": 1, "fast_rnnt": 2, "warprnnt_numba": 3, "k2": 4, "speechbrain": 5},
-    **{"fused_transducer": 6, "torch": 7, "nemo": 5, "transformers": 1, "warp_rnnt": 7, "warprnnt_pytorch": 3},
-    **{"apex": 0, "transducer": 6},
+    "torchaudio": 0,
+    "optimized_transducer": 1,
+    "fast_rnnt": 2,
+    "warprnnt_numba": 3,
+    "k2": 4,
+    "speechbrain": 5,
+    "fused_transducer": 6,
+    "torch": 7,
+    "nemo": 5,
+    "transformers": 1,
+    "warp_rnnt": 7,
+    "warprnnt_pytorch": 3,
+    "apex": 0,
+    "transducer": 6,
 }
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -31,21 +42,38 @@ INK = "#777777"  # page.css draws it in the colour of the text
 NEUTRAL = "#7f8791"  # of no implementation; visible beside black and white
 
 _AXIS: Plotly = {
-    **{"title": {"font": {"size": 13}}, "automargin": True, "zeroline": False, "fixedrange": True},
-    **{"ticks": "", "rangemode": "tozero"},
+    "title": {"font": {"size": 13}},
+    "automargin": True,
+    "zeroline": False,
+    "fixedrange": True,
+    "ticks": "",
+    "rangemode": "tozero",
 }
 _WHISKERS: Plotly = {"type": "data", "symmetric": False, "color": INK, "thickness": 1.5, "width": 5}
 _POINTS = {"error_x": _WHISKERS, "error_y": _WHISKERS, "marker": {"line": {"width": 1}}}
 #: Defaults of plotly's layout.  page.js gives the legend the height that its lines take.
 TEMPLATE: Plotly = {
     "layout": {
-        **{"autosize": True, "hovermode": "closest", "dragmode": False, "showlegend": True},
-        **{"paper_bgcolor": CLEAR, "plot_bgcolor": CLEAR, "xaxis": _AXIS, "yaxis": _AXIS},
+        "autosize": True,
+        "hovermode": "closest",
+        "dragmode": False,
+        "showlegend": True,
+        "paper_bgcolor": CLEAR,
+        "plot_bgcolor": CLEAR,
+        "xaxis": _AXIS,
+        "yaxis": _AXIS,
         "margin": {"l": 12, "r": 18, "t": 10, "b": 46},
         "font": {"family": FONT, "size": 13},
         "legend": {
-            **{"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yanchor": "bottom", "yref": "container"},
-            **{"font": {"size": 12}, "traceorder": "normal", "bgcolor": CLEAR},
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": 0,
+            "yanchor": "bottom",
+            "yref": "container",
+            "font": {"size": 12},
+            "traceorder": "normal",
+            "bgcolor": CLEAR,
         },
     },
     "data": {"bar": [{"marker": {"line": {"width": 1, "color": INK}}}], "scatter": [_POINTS]},
@@ -59,22 +87,25 @@ class Look(NamedTuple):
     form: int = 0
 
 
-def look_of_each(kind_of: Mapping[str, Optional[str]]) -> Dict[str, Look]:
+def looks(kinds: Mapping[str, Optional[str]]) -> Dict[str, Look]:
     """Return the look of each implementation: the colour of its family, and the form of its kind, the next free one
-    where that is taken. A loss without a family has the first free colour. kind_of: name -> kind."""
+    where that is taken. A loss without a family has the first free colour. kinds: name -> kind."""
     order = {implementation.name: index for index, implementation in enumerate(implementations.with_variants())}
 
-    def order_of(name: str) -> Tuple[bool, int, str]:
+    def place(name: str) -> Tuple[bool, int, str]:
         return "@" in name, order.get(name.partition("@")[0], len(order)), name
 
     result: Dict[str, Look] = {}
-    for name in sorted(kind_of, key=order_of):
-        known = implementations.BY_NAME.get(name.partition("@")[0].partition(":")[0])
+    for name in sorted(kinds, key=place):
         taken = {look.color for look in result.values()}
-        free = next((color for color in reversed(range(len(PALETTE))) if color not in taken), 0)
-        color = FAMILIES.get(known.package, free) if known else free
-        forms = (int(kind_of[name] == "pruned") + step for step in range(len(kind_of)))
-        result[name] = next(look for form in forms if (look := Look(color, form)) not in result.values())
+        color = next((color for color in reversed(range(len(PALETTE))) if color not in taken), 0)
+        implementation = implementations.BY_NAME.get(name.partition("@")[0].partition(":")[0])
+        if implementation:
+            color = FAMILIES.get(implementation.package, color)
+        form = int(kinds[name] == "pruned")
+        while Look(color, form) in result.values():
+            form += 1
+        result[name] = Look(color, form)
     return result
 
 
@@ -101,12 +132,15 @@ def bars(name: str, x: Sequence[Any], y: Sequence[Any], look: Plotly, hover: str
     return {**trace, "hovertemplate": f"{hover}<extra>{shown(name)}</extra>", **options}
 
 
-def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Plotly, hover: str = "", **options: Any) -> Plotly:
+def points(name: str, places: Iterable[Tuple[Any, Any]], marker: Plotly, hover: str = "", **options: Any) -> Plotly:
     """Return a trace of markers at (x, y), or of lines with another `mode`. hover: as for bars, "" for nothing."""
-    x, y = zip(*at)
+    x, y = zip(*places)
     trace = {"type": "scatter", "mode": "markers", "name": shown(name), "x": list(x), "y": list(y), "marker": marker}
-    told = {"hovertemplate": f"{hover}<extra>{shown(name)}</extra>"} if hover else {"hoverinfo": "skip"}
-    return {**trace, **told, **options}
+    if hover:
+        trace["hovertemplate"] = f"{hover}<extra>{shown(name)}</extra>"
+    else:
+        trace["hoverinfo"] = "skip"
+    return {**trace, **options}
 
 
 def marker(look: Look, size: int, hollow: bool = False) -> Plotly:
@@ -118,8 +152,8 @@ def marker(look: Look, size: int, hollow: bool = False) -> Plotly:
 def whiskers(summaries: Sequence[statistics.Summary]) -> Dict[str, List[float]]:
     """Return plotly's error bars, from p20 to p80 around the median."""
     return {
-        "array": [(each.p80 or each.median) - each.median for each in summaries],
-        "arrayminus": [each.median - (each.p20 or each.median) for each in summaries],
+        "array": [(summary.p80 or summary.median) - summary.median for summary in summaries],
+        "arrayminus": [summary.median - (summary.p20 or summary.median) for summary in summaries],
     }
 
 
@@ -167,8 +201,8 @@ def axis_of(title: str, span: Span) -> Plotly:
 
 def layout(height: int, legend: Optional[int] = None, **options: Any) -> Plotly:
     """Return plotly's layout. legend: pixels of each of its entries, None for no legend."""
-    of_legend = {"showlegend": False} if legend is None else {"legend": {"entrywidth": legend}}
-    return {"template": TEMPLATE, "height": height, **of_legend, **options}
+    entries = {"showlegend": False} if legend is None else {"legend": {"entrywidth": legend}}
+    return {"template": TEMPLATE, "height": height, **entries, **options}
 
 
 def lanes(names: Sequence[str], lane: int, gap: int) -> Plotly:

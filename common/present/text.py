@@ -38,11 +38,11 @@ def aligned(table: Table, longest: int = LONGEST_CELL, colors: Optional[Mapping[
     code."""
     body = [[cell._replace(shown=short(plain(cell.shown), longest)) for cell in row] for row in table.rows]
     cells = list(zip(*body)) or [()] * len(table.columns)
-    widths = [
-        max(map(len, [*column.title.split(), *(cell.shown for cell in below)]))
-        for column, below in zip(table.columns, cells)
-    ]
-    titles = [wrap(column.title, width, break_on_hyphens=False) for column, width in zip(table.columns, widths)]
+    widths, titles = [], []
+    for column, below in zip(table.columns, cells):
+        width = max(map(len, [*column.title.split(), *(cell.shown for cell in below)]))
+        widths.append(width)
+        titles.append(wrap(column.title, width, break_on_hyphens=False))
     height = max(map(len, titles))
     heads = zip(*([""] * (height - len(lines)) + lines for lines in titles))
     rows = [[Cell(words) for words in line] for line in (*heads, ["-" * width for width in widths])] + body
@@ -53,10 +53,11 @@ def aligned(table: Table, longest: int = LONGEST_CELL, colors: Optional[Mapping[
         ).rstrip()
         for row in rows
     ]
-    groups, head = ["", *table.groups], len(rows) - len(body)
-    for number in reversed(range(len(table.groups))):
-        if groups[number + 1] != groups[number]:
-            lines.insert(head + number, f"{groups[number + 1]}:")
+    groups = ["", *table.groups]
+    head = len(rows) - len(body)
+    for index in reversed(range(len(table.groups))):
+        if groups[index + 1] != groups[index]:
+            lines.insert(head + index, f"{groups[index + 1]}:")
     return "\n".join(lines)
 
 
@@ -74,9 +75,13 @@ def markdown(table: Table) -> str:
 
 def markdown_of(columns: Sequence[Union[Column, str]], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table.  columns: a plain title is a column of text; rows: cells in Markdown."""
-    known = [Column(column, numeric=False) if isinstance(column, str) else column for column in columns]
-    titles = [column.title for column in known]
-    rules = [":-:" if column.centered else "---:" if column.numeric else "---" for column in known]
+    titles, rules = [], []
+    for column in columns:
+        if isinstance(column, str):
+            column = Column(column, numeric=False)
+        titles.append(column.title)
+        rule = "---:" if column.numeric else "---"
+        rules.append(":-:" if column.centered else rule)
     return "\n".join(f"| {' | '.join(row)} |" for row in (titles, rules, *rows))
 
 

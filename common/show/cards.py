@@ -8,40 +8,42 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 from rnnt_bench.analysis import machines, times, verdict
 from rnnt_bench.analysis.groups import Group
-from rnnt_bench.analysis.row import Row
+from rnnt_bench.analysis.row import Row, Rows
 from rnnt_bench.core import implementations, settings, snippets, text
 from rnnt_bench.present import parts
 from rnnt_bench.records import schema
 
 
-def title(rows: Sequence[Row]) -> str:
+def title(rows: Rows) -> str:
     pick = verdict.fastest(rows)
     return verdict.headline(pick, verdict.smallest(rows)) if pick else ""
 
 
-def cards(rows: Sequence[Row], folders: Sequence[Path]) -> List[parts.Card]:
+def cards(rows: Rows, folders: Sequence[Path]) -> List[parts.Card]:
     """Return the cards for rows of one configuration. folders: where a conformance matrix may be, besides docs/."""
-    quick, logits, small, approximate = verdict.picks(rows, folders)
+    fastest, logits, smallest, approximate = verdict.picks(rows, folders)
     result = []
-    if quick:
-        title, words = verdict.since(quick.row, rows, quick.scope) or ("", "")
-        products = verdict.of_products(quick, rows)
-        lines = [_line("Speed", _value(quick, verdict.time_of(quick.scope)))]
-        lines += [_line("torch's products", [products])] if products else []
-        lines += [_line("Memory", verdict.memory(quick.row, small)), *([_line(title, [words])] if title else [])]
-        result.append(_card("Use", quick, [*lines, _corners(quick)]))
+    if fastest:
+        lines = [_line("Speed", _value(fastest, verdict.time_of(fastest.scope)))]
+        products = verdict.of_products(fastest, rows)
+        if products:
+            lines.append(_line("torch's products", [products]))
+        lines.append(_line("Memory", verdict.memory(fastest.row, smallest)))
+        since = verdict.since(fastest.row, rows, fastest.scope)
+        if since:
+            lines.append(_line(since[0], [since[1]]))
+        result.append(_card("Use", fastest, [*lines, _corners(fastest)]))
     best = logits and logits.best
-    if logits and (best is None or quick is None or best.row is not quick.row):
-        question, lines = "If you need logits", [_line("Speed", verdict.logits_words(logits))]
-        if best is None:
-            result.append(_card(question, logits.step or logits.loss, lines))
-        else:
-            best = replace(best, judged=parts.judged(best.row.loss, folders))
-            lines.append(_line("Memory", verdict.memory(best.row, small)))
-            result.append(_card(question, best, [*lines, _corners(best)]))
+    if logits and (best is None or fastest is None or best.row is not fastest.row):
+        pick = best or logits.step or logits.loss
+        lines = [_line("Speed", verdict.logits_words(logits))]
+        if best:
+            pick = replace(best, judged=parts.judged(best.row.loss, folders))
+            lines += [_line("Memory", verdict.memory(pick.row, smallest)), _corners(pick)]
+        result.append(_card("If you need logits", pick, lines))
     if approximate:
-        known = [ratio for ratio in (approximate.over and approximate.over.ratio, approximate.memory) if ratio]
-        if not known or min(known) < 1:  # else it saves nothing
+        gains = [ratio for ratio in (approximate.over and approximate.over.ratio, approximate.memory) if ratio]
+        if not gains or min(gains) < 1:  # else it saves nothing
             lines = [_line("Gain", verdict.approximate(approximate)), _corners(approximate)]
             result.append(_card("If an approximation will do", approximate, lines))
     return result
@@ -51,11 +53,12 @@ def _card(question: str, pick: verdict.Pick, lines: Sequence[parts.Line]) -> par
     if pick.withheld:
         return parts.Card(question, "withheld", False, lines=[_line("Speed", [pick.withheld])])
     answer = verdict.either([row.marked for row in [pick.row, *pick.rivals]])
-    known, code = implementations.BY_NAME.get(pick.row.loss), snippets.SNIPPETS.get(pick.row.name.partition("@")[0], "")
-    if known and known.package == "fused_transducer":
+    code = snippets.SNIPPETS.get(pick.row.name.partition("@")[0], "")
+    implementation = implementations.BY_NAME.get(pick.row.loss)
+    if implementation and implementation.package == "fused_transducer":
         lines = [*lines, ("Origin", [f"{pick.row.loss} is this repository's own."])]
-    if known and not code:
-        lines = [*lines, ("Code", [f"{known.file} shows how it is called."])]
+    if implementation and not code:
+        lines = [*lines, ("Code", [f"{implementation.file} shows how it is called."])]
     return parts.Card(question, answer, pick.sure, lines, code)
 
 
@@ -72,6 +75,17 @@ def _corners(pick: verdict.Pick) -> parts.Line:
     return _line(title, [words])
 
 
+def failures(rows: Sequence[Row]) -> List[parts.Failure]:
+    """Return what did not run, with the reason; in a sweep also at which values."""
+    result = []
+    for row in rows:
+        if row.reason:
+            where = f" at {settings.words(row.header.values)}" if row.header.values else ""
+            link = parts.Link(row.status, row.folder)
+            result.append(parts.Failure(row.status, f"{row.label}{where}", [link, f": {row.reason}"]))
+    return result
+
+
 def configuration(group: Group) -> str:
     """Return the heading of a group, and of which kind its logits are."""
     kinds = {row.configuration.get("logits") for row in group.rows} - {None}
@@ -79,34 +93,33 @@ def configuration(group: Group) -> str:
     return ", ".join([group.heading, *logits])
 
 
-def size_of(rows: Sequence[Row]) -> List[str]:
+def size_of(rows: Rows) -> List[str]:
+    """Return a sentence on how many utterances, batches and rounds were measured; none where that is not known."""
     row = next((row for row in rows if row.batches), None)
     if row is None:
         return []
-    of = f"of the {row.totals.utterances:,} in the shape file" if row.totals else "measured"
-    utterances, batches = (
-        text.count(sum(batch.N for batch in row.batches), "utterance"),
-        text.count(len(row.batches), "batch"),
-    )
+    utterances = text.count(sum(batch.N for batch in row.batches), "utterance")
+    source = f"of the {row.totals.utterances:,} in the shape file" if row.totals else "measured"
+    batches = text.count(len(row.batches), "batch")
     rounds = text.count(max(row.rounds for row in rows), "round")
-    return [f"{utterances} {of}, in {batches} and {rounds}."]
+    return [f"{utterances} {source}, in {batches} and {rounds}."]
 
 
-def versions(entries: Sequence[Row]) -> parts.Table:
+def versions(entries: Rows) -> parts.Table:
+    """Return the table of versions and folders of the rows that were measured; of all where none was."""
     columns = ("implementation", "version", "torch", "Python", "CUDA", "run started (UTC)", "folder")
     rows = []
     for entry in [entry for entry in entries if entry.is_measured] or entries:
-        of, name = entry.environment, text.plain(entry.folder.resolve().name)
+        environment = entry.environment
+        packages = (environment.implementation_version, environment.torch, environment.python, environment.cuda)
         started = text.plain(entry.header.started or "-").replace("T", " ").replace("+00:00", "")
+        folder = text.plain(entry.folder.resolve().name)
         rows.append(
             [
                 parts.Cell(entry.label, mark="name"),
-                *(
-                    parts.Cell(text.plain(each or "-"))
-                    for each in (of.implementation_version, of.torch, of.python, of.cuda)
-                ),
+                *(parts.Cell(text.plain(version or "-")) for version in packages),
                 parts.Cell(started, mark="whole"),
-                parts.Cell(name, name, entry.results if entry.jobs else entry.folder),
+                parts.Cell(folder, folder, entry.results if entry.jobs else entry.folder),
             ]
         )
     return parts.Table("versions", "Versions", [parts.Column(title, False) for title in columns], rows)
@@ -120,45 +133,51 @@ def _range(rates: times.DeviceRates) -> str:
     return f"the median of processes ({_giga(rates.memory_low)} to {_giga(rates.memory_high)})"
 
 
-def _products(rates: times.DeviceRates) -> List[str]:
-    """Return "torch 88 GFLOP/s" and "the suite's own loop 520 GFLOP/s", as far as they were measured."""
-    known = (("torch", rates.torch), ("the suite's own loop", rates.loop))
-    return [f"{name} {_giga(rate)} GFLOP/s" for name, rate in known if rate]
+def _products(rates: times.DeviceRates) -> str:
+    """Return "torch 88 GFLOP/s, the suite's own loop 520 GFLOP/s", as far as they were measured."""
+    measured = (("torch", rates.torch), ("the suite's own loop", rates.loop))
+    return ", ".join(f"{name} {_giga(rate)} GFLOP/s" for name, rate in measured if rate)
 
 
-def machine(entries: Sequence[Row]) -> List[Tuple[str, str]]:
+def _shapes(entry: Row, written: schema.Record) -> str:
+    """Return the name and digest of the shape file, and what was changed in its lengths; "" where it is not known."""
+    path, digest = entry.environment.shape_file, entry.environment.shape_file_sha256
+    if not (path and digest):
+        return ""
+    return ", ".join([f"{Path(path).name} (sha256 {digest[:12]})", *settings.described(written, (settings.LENGTHS,))])
+
+
+def machine(entries: Rows) -> List[Tuple[str, str]]:
+    """Return how and on what the first measured row was measured, as terms and their values."""
     entry = next((entry for entry in entries if entry.is_measured), entries[0] if entries else Row())
-    given, machine = entry.header.settings, entry.header.machine
-    written = schema.as_written(given)
+    environment = entry.environment
+    header = entry.header
+    rates = entry.rates
+    machine = header.machine
+    chosen = header.settings
+    written = schema.as_written(chosen)
     memory = f", {machine.memory_bytes / text.GIB:.0f} GiB" if machine.memory_bytes is not None else ""
-    order = "sorted by length" if given.sort_utterance else "in file order"
-    rounds, path, digest = entry.rounds, entry.environment.shape_file, entry.environment.shape_file_sha256
-    shapes = (
-        [f"{Path(path).name} (sha256 {digest[:12]})", *settings.described(written, (settings.LENGTHS,))]
-        if path and digest
-        else []
-    )
-    revision = str(entry.header.git_revision or "")[:12]
-    command, rates = entry.header.command, entry.rates
+    order = "sorted by length" if chosen.sort_utterance else "in file order"
+    revision = str(header.git_revision or "")[:12]
     facts: List[Tuple[str, Any]] = [
-        ("Machine", f"{machines.named(machine)}{memory}" if machine.cpu else None),
+        ("Machine", machine.cpu and f"{machines.named(machine)}{memory}"),
         ("System", machine.os),
         ("Device", " ".join(str(part) for part in (entry.device, entry.device_name) if part)),
-        ("Driver", entry.environment.gpu and entry.environment.gpu.driver),
-        ("Threads", entry.environment.threads),
-        ("Denormals", entry.environment.denormals),
-        ("Allocator", entry.environment.allocator),
+        ("Driver", environment.gpu and environment.gpu.driver),
+        ("Threads", environment.threads),
+        ("Denormals", environment.denormals),
+        ("Allocator", environment.allocator),
         ("Memory's rate", rates.memory and f"{_giga(rates.memory)} GB/s read and written, {_range(rates)}"),
-        ("Products' rate", ", ".join(_products(rates))),
-        ("Batches", entry.batches and f"{len(entry.batches)} ({given.batches}), {order}"),
-        ("Joiner", given.vocab_size and f"{given.encoder_dim} to V = {given.vocab_size}"),
-        ("Dtype", given.dtype),
-        ("Shapes", ", ".join(shapes)),
+        ("Products' rate", _products(rates)),
+        ("Batches", entry.batches and f"{len(entry.batches)} ({chosen.batches}), {order}"),
+        ("Joiner", chosen.vocab_size and f"{chosen.encoder_dim} to V = {chosen.vocab_size}"),
+        ("Dtype", chosen.dtype),
+        ("Shapes", _shapes(entry, written)),
         ("Options", ", ".join(settings.described(written, (settings.MEASURED,)))),
-        ("Seed", given.seed),
-        ("Rounds", rounds and f"{rounds} of fresh processes"),
-        ("Trace", ", ".join(f"{k} {v}" for k, v in (given.schedule or {}).items())),
-        ("Suite", revision and revision + (" with uncommitted changes" if entry.header.git_dirty else "")),
-        ("Command", " ".join(map(str, command)) if isinstance(command, list) else None),
+        ("Seed", chosen.seed),
+        ("Rounds", entry.rounds and f"{entry.rounds} of fresh processes"),
+        ("Trace", ", ".join(f"{stage} {steps}" for stage, steps in (chosen.schedule or {}).items())),
+        ("Suite", revision and revision + (" with uncommitted changes" if header.git_dirty else "")),
+        ("Command", " ".join(map(str, header.command)) if isinstance(header.command, list) else None),
     ]
     return [(term, text.plain(value)) for term, value in facts if value not in (None, "", [])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Iterator, List, NamedTuple, Optional, Sequence
 
 from rnnt_bench.analysis import comparison, control, doubts, machines, metrics, ratios, standing
 from rnnt_bench.analysis.row import SCOPES
@@ -15,8 +15,9 @@ from rnnt_bench.present import parts, style
 from rnnt_bench.present.text import aligned, json_text, listed, markdown, spaced
 from rnnt_bench.show import page, plots, tables
 
+Changes = Sequence[comparison.Change]
 FORMATS = ("table", "markdown", "json")
-#: Of two separate runs alone.
+#: Two separate runs alone have this column.
 OVER_CONTROL = parts.Column("over control")
 COLUMNS = (
     *(parts.Column(title, False) for title in ("implementation", "what", "verdict")),
@@ -40,50 +41,47 @@ class Line(NamedTuple):
     cells: Sequence[str]
 
 
-def render(rows: Sequence[comparison.Change], remarks: Sequence[str], format: str = "table") -> str:
+def render(changes: Changes, remarks: Sequence[str], format: str = "table") -> str:
     """Return every number with its reason as text. remarks: lines below it, which JSON leaves out."""
     if format == "json":
-        return json_text([row.as_json() for row in rows])
-    shown = _measured(rows)
-    below = listed(_below(rows, remarks), format)
+        return json_text([change.as_json() for change in changes])
+    shown = _measured(changes)
+    whole = table(lines_of(shown))
+    below = listed(_below(changes, remarks), format)
     if format == "markdown":
-        blocks = [*map(escaped, origins(shown)), markdown(table(lines_of(shown)))]
+        blocks = [*map(escaped, origins(shown)), markdown(whole), below]
     else:
-        blocks = [listed(origins(shown), format), aligned(table(lines_of(shown)))]
-    return "\n\n".join([*blocks, below]) + "\n"
+        blocks = [listed(origins(shown), format), aligned(whole), below]
+    return "\n\n".join(blocks) + "\n"
 
 
-def screen(
-    rows: Sequence[comparison.Change],
-    remarks: Sequence[str],
-    width: int = tables.WIDTH,
-    colors: Mapping[str, str] = tables.NO_COLORS,
-) -> str:
-    """Return the outcome in lines of at most `width`: all times, whatever else changed, and the verdict."""
-    shown = _measured(rows)
+def screen(changes: Changes, remarks: Sequence[str], terminal: tables.Terminal = tables.UNKNOWN) -> str:
+    """Return the outcome in lines that fit: all times, whatever else changed, and the verdict."""
+    shown = _measured(changes)
     lines = [line for line in lines_of(shown) if line.what.endswith(" time") or line.verdict != "same"]
-    ended = [(row, doubts.about_sides(row.pair.baseline, row.pair.new)) for row in shown]
-    below = [
-        *_controls(shown),
-        *(f"{row.pair.name}: {each.words}" for row, sides in ended for each in sides if each.kind == "status"),
-    ]
+    below = _controls(shown)
+    for change in shown:
+        sides = doubts.about_sides(change.pair.baseline, change.pair.new)
+        below += [f"{change.pair.name}: {doubt.words}" for doubt in sides if doubt.kind == "status"]
+    answers = {"times": _counts(shown)}
     names = gathered((line.verdict, f"{line.name} {line.what.replace(' time', '')}") for line in lines)
-    answers = {"times": _counts(shown), **{verdict: ", ".join(names[verdict]) for verdict in MARKS if verdict in names}}
+    answers.update({verdict: ", ".join(names[verdict]) for verdict in MARKS if verdict in names})
     reasons = gathered((line.reason, line.name) for line in lines if line.verdict == BESIDE_LOAD)
-    beside = "; ".join(f"{', '.join(dict.fromkeys(of))}: {why}" for why, of in reasons.items())
-    answers.update({BESIDE_LOAD: beside} if beside else {})
-    alone = [
-        f"{row.pair.name} {scope}" for row in shown for scope, time in row.time.items() if "uncontrolled" in time.kinds
-    ]
+    if reasons:
+        loaded = (f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items())
+        answers[BESIDE_LOAD] = "; ".join(loaded)
+    times = [(change.pair.name, scope, time) for change in shown for scope, time in change.time.items()]
+    alone = [f"{name} {scope}" for name, scope, time in times if "uncontrolled" in time.kinds]
     if alone:
         answers["unclear"] = f"separate runs, which {ratios.FEWEST_CONTROLS} rows that did not change would make "
         answers["unclear"] += f"comparable: {', '.join(alone)}; measure both in one run"
+    narrow = table(lines, COLUMNS[:8])
     return spaced(
         [
-            [line for text in origins(shown)[:2] for line in tables.wrapped(text, width, "  ")],
-            aligned(table(lines, COLUMNS[:8]), tables.LONGEST_NAME, colors).splitlines(),
-            [line for text in [*below, *remarks] for line in tables.wrapped(text, width, "  ", tables.MOST_LINES)],
-            tables.verdict_lines(answers, width, colors),
+            [line for text in origins(shown)[:2] for line in terminal.wrapped(text, None)],
+            aligned(narrow, tables.LONGEST_NAME, terminal.colors).splitlines(),
+            [line for text in [*below, *remarks] for line in terminal.wrapped(text)],
+            tables.verdict_lines(answers, terminal),
         ]
     )
 
@@ -98,28 +96,31 @@ def table(lines: Sequence[Line], columns: Sequence[parts.Column] = COLUMNS) -> p
         for line in lines
     ]
     compared = any(row[columns.index(OVER_CONTROL)].shown != "-" for row in cells)
-    kept = [at for at, column in enumerate(columns) if compared or column != OVER_CONTROL]
-    shown = [[row[at] for at in kept] for row in cells]
-    return parts.Table("comparison", "Comparison", [columns[at] for at in kept], shown)
+    kept = [index for index, column in enumerate(columns) if compared or column != OVER_CONTROL]
+    shown = [[row[index] for index in kept] for row in cells]
+    return parts.Table("comparison", "Comparison", [columns[index] for index in kept], shown)
 
 
-def _measured(rows: Sequence[comparison.Change]) -> Sequence[comparison.Change]:
-    """Return the rows of which a side has something to compare; all where none has."""
-    runs = ((row, run) for row in rows for run in (row.pair.baseline, row.pair.new))
-    known = [id(row) for row, run in runs if run.timed or run.peaks_mb or run.checked.loss_error is not None]
-    return [row for row in rows if id(row) in known] or rows
+def _measured(changes: Changes) -> Changes:
+    """Return the changes of which a side has something to compare; all where none has."""
+    return [change for change in changes if _is_measured(change)] or changes
 
 
-def _below(rows: Sequence[comparison.Change], remarks: Sequence[str]) -> List[str]:
+def _is_measured(change: comparison.Change) -> bool:
+    runs = (change.pair.baseline, change.pair.new)
+    return any(run.timed or run.peaks_mb or run.checked.loss_error is not None for run in runs)
+
+
+def _below(changes: Changes, remarks: Sequence[str]) -> List[str]:
     """Return the lines below the whole table: each verdict with its reason, each note once."""
-    shown = _measured(rows)
+    shown = _measured(changes)
     lines = lines_of(shown)
-    told = [line for line in lines if line.verdict != "same" or line.what.endswith("time")]
-    same = gathered((line.name, line.what) for line in lines if line not in told)
-    notes = gathered((note, row.pair.name) for row in shown for note in _notes_of(row))
-    others = dict.fromkeys(row.pair.name for row in rows if row not in shown)
+    explained = [line for line in lines if line.verdict != "same" or line.what.endswith("time")]
+    same = gathered((line.name, line.what) for line in lines if line not in explained)
+    notes = gathered((note, change.pair.name) for change in shown for note in _notes(change))
+    others = dict.fromkeys(change.pair.name for change in changes if change not in shown)
     return [
-        *(f"{line.name}, {line.what}: {line.verdict}: {line.reason}" for line in told),
+        *(f"{line.name}, {line.what}: {line.verdict}: {line.reason}" for line in explained),
         *(f"{name}: {', '.join(whats)}: same" for name, whats in same.items()),
         f"times: {_counts(shown)}",
         *_controls(shown),
@@ -131,83 +132,97 @@ def _below(rows: Sequence[comparison.Change], remarks: Sequence[str]) -> List[st
 
 def on_one_side(sides: comparison.Sides) -> List[str]:
     """Return lines on runs that are on one side alone, and on later ones that measured nothing."""
+    lines = []
+    for side, runs in (("in the baseline", sides.gone), ("on the new side", sides.added)):
+        if runs:
+            lines.append(f"{', '.join(dict.fromkeys(map(sides.label, runs)))}: {side} only")
     stopped = tables.stopped([run for pair in sides.pairs for run in (pair.baseline, pair.new)])
-    lines = [
-        f"{', '.join(dict.fromkeys(map(sides.label, runs)))}: {side} only"
-        for side, runs in (("in the baseline", sides.gone), ("on the new side", sides.added))
-        if runs
-    ]
     return [*lines, *filter(None, [stopped])]
 
 
-def origins(rows: Sequence[comparison.Change]) -> List[str]:
+def origins(changes: Changes) -> List[str]:
+    """Return a line on each side, and one on how their times are compared."""
     lines = []
     for side in ("baseline", "new"):
-        runs = [getattr(row.pair, side) for row in rows]
+        runs = [getattr(change.pair, side) for change in changes]
         folders = list(dict.fromkeys(run.folder for run in runs))
         above = ", ".join(dict.fromkeys(str(folder.parent) for folder in folders))
         where = str(runs[0].results) if len(folders) == 1 else f"{above} ({len(folders)} runs)"
         lines.append(f"{side}: {where}, started {min(run.header.started for run in runs)}")
-    paired = {time.paired for row in rows for time in row.time.values() if time.ratio is not None}
-    ways = {
-        True: "rounds paired: both sides were measured beside each other",
-        False: "two separate runs, over the rows that did not change (the control), a batch paired with itself where "
-        "both drew it",
-    }
-    how, margins = "; ".join(ways[way] for way in sorted(paired)) or "no times to compare", rows[0].margins
+    paired = {time.paired for change in changes for time in change.time.values() if time.ratio is not None}
+    ways = []
+    if False in paired:
+        ways.append(
+            "two separate runs, over the rows that did not change (the control), a batch paired with itself where both "
+            "drew it"
+        )
+    if True in paired:
+        ways.append("rounds paired: both sides were measured beside each other")
+    margins = changes[0].margins
     lines.append(
-        f"time: new / baseline, geometric mean over batches and rounds; {how}. "
+        "time: new / baseline, geometric mean over batches and rounds; "
+        f"{'; '.join(ways) or 'no times to compare'}. "
         f"Intervals over rounds: {percent(margins.confidence)} each, which makes 95% for all of them together. "
         f"Tolerance: {percent(margins.tolerance)}."
     )
     return lines
 
 
-def lines_of(rows: Sequence[comparison.Change]) -> List[Line]:
-    """Return the lines of rows, without what neither side measured, such as scope `loss` of a loss that has none."""
+def lines_of(changes: Changes) -> List[Line]:
+    """Return the lines of changes, without what neither side measured, such as scope `loss` of a loss that has none."""
     lines = []
-
-    def add(row: comparison.Change, what: str, change: Any, ratio: Optional[float], *cells: str) -> None:
-        both = ratio, getattr(change, "over_control", None)
-        words = ["-" if value is None else f"{value:.3f}" for value in both]
-        lines.append(Line(row.pair.name, what, change.verdict, change.reason, [*words, *cells]))
-
-    def with_unit(values: Sequence[Optional[float]], key: str) -> List[str]:
-        return ["-" if value is None else f"{number(value)} {metrics.METRICS[key].unit}" for value in values]
-
-    for row in rows:
-        for scope, time in row.time.items():
+    for change in changes:
+        name = change.pair.name
+        for scope, time in change.time.items():
             if any(time.rounds):
                 interval = "-" if time.low is None else f"{time.low:.3f}-{time.high:.3f}"
-                shown = str(time.rounds[0]) if time.paired else "{} + {}".format(*time.rounds)
+                rounds = str(time.rounds[0]) if time.paired else "{} + {}".format(*time.rounds)
                 batches = str(time.ratio.batches if time.ratio else 0)
-                sides = with_unit(time.both_ms, f"{scope}_ms")
-                add(row, f"{scope} time", time, time.factor, interval, *sides, shown, batches)
-        for scope, memory in row.memory.items():
+                cells = [interval, *_with_unit(time.both_ms, f"{scope}_ms"), rounds, batches]
+                numbers = [_ratio(time.factor), _ratio(time.over_control)]
+                lines.append(Line(name, f"{scope} time", time.verdict, time.reason, [*numbers, *cells]))
+        for scope, memory in change.memory.items():
             if memory.baseline is not None or memory.new is not None:
-                sides = with_unit((memory.baseline, memory.new), "peak_memory_mb")
-                add(row, f"{scope} memory", memory, memory.ratio, "-", *sides, "-", str(memory.batches))
-        both = (row.errors.baseline, row.errors.new)
-        errors = [f"{error(side['loss_error'])}, {error(side['grad_error'])}" for side in both]
-        add(row, "errors", row.errors, None, "-", *errors, "-", "-")
+                sides = _with_unit((memory.baseline, memory.new), "peak_memory_mb")
+                cells = [_ratio(memory.ratio), "-", "-", *sides, "-", str(memory.batches)]
+                lines.append(Line(name, f"{scope} memory", memory.verdict, memory.reason, cells))
+        both = (change.errors.baseline, change.errors.new)
+        sides = [f"{error(side['loss_error'])}, {error(side['grad_error'])}" for side in both]
+        cells = ["-", "-", "-", *sides, "-", "-"]
+        lines.append(Line(name, "errors", change.errors.verdict, change.errors.reason, cells))
     return lines
 
 
-def _counts(rows: Sequence[comparison.Change]) -> str:
+def _ratio(value: Optional[float]) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _with_unit(values: Sequence[Optional[float]], key: str) -> List[str]:
+    """Return values with the unit of the metric `key`."""
+    unit = metrics.METRICS[key].unit
+    return ["-" if value is None else f"{number(value)} {unit}" for value in values]
+
+
+def _counts(changes: Changes) -> str:
     """Return how many times changed: "1 faster, 0 slower, 4 unclear"."""
-    times = [time for row in rows for time in row.time.values() if time.ratio is not None]
-    verdicts = Counter(time.verdict for time in times if time.verdict != BESIDE_LOAD)
+    verdicts = _verdicts(changes)
+    del verdicts[BESIDE_LOAD]
     if not verdicts:
         return "none to compare"
     words = ("faster", "slower", *(["same"] if verdicts["same"] else []), "unclear")
     return ", ".join(f"{verdicts[word]} {word}" for word in words)
 
 
-def _controls(rows: Sequence[comparison.Change]) -> List[str]:
+def _verdicts(changes: Changes) -> Counter[str]:
+    """Return how many of the times that are compared have each verdict."""
+    return Counter(time.verdict for change in changes for time in change.time.values() if time.ratio is not None)
+
+
+def _controls(changes: Changes) -> List[str]:
     """Return a line for each control: by what the rows moved that did not change, and the machine's rates."""
     lines = []
     for scope in SCOPES:
-        times = [row.time[scope] for row in rows if scope in row.time]
+        times = [change.time[scope] for change in changes if scope in change.time]
         for unchanged in control.by_runs(times).values():
             moved = control.moved(unchanged)
             lines += [f"control, {scope}: {_moved(moved, unchanged[0])}"] if moved else []
@@ -226,50 +241,53 @@ def _moved(moved: ratios.Control, first: standing.Standing) -> str:
     return f"{words}; {', then '.join(rates)}" if all(rates) else words
 
 
-def _notes_of(row: comparison.Change) -> Iterator[str]:
+def _notes(change: comparison.Change) -> Iterator[str]:
     """Yield what changed in the code and around it; failures; approximations."""
-    if row.changed:
-        yield f"changed: {', '.join(row.changed)}"
-    elif row.pair.one_loss:
+    if change.changed:
+        yield f"changed: {', '.join(change.changed)}"
+    elif change.pair.one_loss:
         yield "nothing that is recorded of the code changed: a difference would be of the machine, or of chance"
-    for doubt in doubts.about_sides(row.pair.baseline, row.pair.new):
+    for doubt in doubts.about_sides(change.pair.baseline, change.pair.new):
         yield doubt.words
 
 
 # The page.
 
 
-def write(rows: Sequence[comparison.Change], remarks: Sequence[str], output: Path) -> Path:
+def write(changes: Changes, remarks: Sequence[str], output: Path) -> Path:
     """Write the page, whole or not at all; return its path. Raises UserError."""
-    if not rows:
+    if not changes:
         raise errors.UserError("no page: nothing was compared")
-    shown, first = _measured(rows), origins(rows)
-    figure = _figure(shown)
+    shown = _measured(changes)
+    *sides, how = origins(changes)
     section = parts.Section(
-        *("comparison", "What changed", first[2]),
-        lead=figure,
+        "comparison",
+        "What changed",
+        how,
+        lead=_figure(shown),
         tables=[table(lines_of(shown))],
-        notes=[("", [f"{line}."]) for line in _below(rows, remarks)],
+        notes=[("", [f"{line}."]) for line in _below(changes, remarks)],
     )
-    lead = " ".join(f"{line}." for line in first[:2])
+    lead = " ".join(f"{line}." for line in sides)
     text = page.assembled([section], output.parent, title(shown), lead, overline="Two measurements, compared")
     return page.saved(text, output)
 
 
-def title(rows: Sequence[comparison.Change]) -> str:
+def title(changes: Changes) -> str:
     """Return "Times: 2 slower, 3 unclear"."""
-    counts = Counter(time.verdict for row in rows for time in row.time.values() if time.ratio is not None)
-    return f"Times: {', '.join(f'{number} {verdict}' for verdict, number in counts.items()) or 'none to compare'}"
+    counts = ", ".join(f"{number} {verdict}" for verdict, number in _verdicts(changes).items())
+    return f"Times: {counts or 'none to compare'}"
 
 
-def _figure(rows: Sequence[comparison.Change]) -> Optional[parts.Figure]:
-    look_of = style.look_of_each({row.pair.new.name: row.pair.new.kind for row in rows})
+def _figure(changes: Changes) -> Optional[parts.Figure]:
+    looks = style.looks({change.pair.new.name: change.pair.new.kind for change in changes})
     dots = []
-    for row in rows:
-        for scope, time in row.time.items():
+    for change in changes:
+        for scope, time in change.time.items():
             if time.factor is not None:
+                name = f"{change.pair.name}, {scope}"
                 numbers = time.factor, time.low, time.high, time.verdict, time.verdict == BESIDE_LOAD
-                dots.append(plots.Dot(f"{row.pair.name}, {scope}", look_of[time.row.name], *numbers, time.row.results))
+                dots.append(plots.Dot(name, looks[time.row.name], *numbers, time.row.results))
     if not dots:
         return None
     caption = "Dot: the time of the new side over that of the baseline; line: its interval over rounds."

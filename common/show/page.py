@@ -21,6 +21,7 @@ from rnnt_bench.analysis import doubts, logs
 from rnnt_bench.analysis.groups import Group, Sweep, kind_title
 from rnnt_bench.core import errors, files
 from rnnt_bench.core.called import command
+from rnnt_bench.core.settings import flag
 from rnnt_bench.core.text import count, plain, reason_of
 from rnnt_bench.present import parts
 from rnnt_bench.present.text import finite
@@ -38,15 +39,14 @@ def page(
     """Return the page as text, for the folder `base`. library: JavaScript in place of plotly.js; paths: the logs, in
     which a conformance matrix may be too. Raises UserError without jinja2."""
     answer = cards.title(groups[0].rows) if len(groups) == 1 and not swept else ""
-    shown, title = sections(groups, base, swept, paths), answer or "Which transducer loss?"
+    title = answer or "Which transducer loss?"
+    shown = sections(groups, base, swept, paths)
     return assembled(shown, base, title, _lead(groups, swept), library, reading=True)
 
 
 def sections(groups: Sequence[Group], base: Path, swept: Sequence[Sweep], paths: Paths) -> List[parts.Section]:
-    result = [
-        *(_section(index, groups, paths) for index in range(len(groups))),
-        *(plots.of_sweep(each, number) for number, each in enumerate(swept)),
-    ]
+    result = [_section(index, groups, paths) for index in range(len(groups))]
+    result += [_sweep(sweep, number) for number, sweep in enumerate(swept)]
     for number, tool in enumerate(parts.slices()):
         try:
             result += tool.sections(base, paths)
@@ -107,11 +107,13 @@ def contents(sections: Sequence[parts.Section]) -> List[Tuple[str, str, str]]:
         entries.append((section.id, section.title, section.heading))
         if len(sections) > MOST_IN_PARTS or section.folded:
             continue
-        plots = [*([section.lead] if section.lead else []), *section.figures]
-        named = [*((each.name, each.title) for each in section.tables), *((each.key, each.title) for each in plots)]
-        named += [("failures", "What did not run")] if section.failures else []
-        named += [("conditions", "How measured")] if section.facts or section.conditions else []
-        entries += [(f"{key}-{section.id}", title, "") for key, title in named if title]
+        titles = [(table.name, table.title) for table in section.tables]
+        titles += [(figure.key, figure.title) for figure in section.plots]
+        if section.failures:
+            titles.append(("failures", "What did not run"))
+        if section.facts or section.conditions:
+            titles.append(("conditions", "How measured"))
+        entries += [(f"{key}-{section.id}", title, "") for key, title in titles if title]
     return entries
 
 
@@ -125,51 +127,51 @@ def _rendered(section: parts.Section, base: Path) -> Tuple[parts.Section, str, D
 
 def _drawn(section: parts.Section, base: Path) -> Tuple[parts.Section, str, Dict[str, Any]]:
     text = render("show/templates/section.html.jinja", base, section=section)
-    plots = [*([section.lead] if section.lead else []), *section.figures]
-    figures = {f"{plot.key}-{section.id}": {"data": plot.data, "layout": plot.layout} for plot in plots}
+    figures = {f"{plot.key}-{section.id}": {"data": plot.data, "layout": plot.layout} for plot in section.plots}
     return section, text, finite(figures, digits=6)  # far below a pixel
 
 
 def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
     """Return "11 losses measured, on AMD EPYC (family 26, model 2, AVX-512), 2026-11-24."; a loss under a second torch
     (NAME@k2) counts once."""
-    rows = [row for group in groups for row in group.rows] + [row for each in swept for row in each.rows]
-    named = [(row.device_name, row.configuration.get("processor") or "") for row in rows if row.device_name]
-    devices = ", ".join(dict.fromkeys(" ".join(filter(None, words)) for words in named))
+    rows = [row for group in groups for row in group.rows]
+    rows += [row for sweep in swept for row in sweep.rows]
+    names = [(row.device_name, row.configuration.get("processor") or "") for row in rows if row.device_name]
+    devices = ", ".join(dict.fromkeys(" ".join(filter(None, words)) for words in names))
     days = sorted({row.header.started[:10] for row in rows} - {""})
     losses = len({row.loss for row in rows if row.is_measured})
     words = [f"{count(losses, 'loss')} measured", devices and f"on {devices}"]
     return ", ".join(filter(None, [*words, " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))])) + "."
 
 
-def _title(index: int, groups: Sequence[Group]) -> str:
-    """Return the title of the group with this index; it is numbered where there are several."""
-    return "Answer" if len(groups) == 1 else f"Configuration, {index + 1} of {len(groups)}"
-
-
 def _section(index: int, groups: Sequence[Group], folders: Paths) -> parts.Section:
+    """Return the section of the group with this index; its title is numbered where there are several."""
     group = groups[index]
-    rows, measured = group.rows, [row for row in group.rows if row.is_measured]
+    rows = group.rows
+    measured = [row for row in rows if row.is_measured]
     kinds = [kind_title(row) for row in measured]
-    drawn = (plots.time_and_memory, plots.drift, plots.memory_within)
+    figures = (plots.time_and_memory(rows), plots.drift(rows), plots.memory_within(rows))
     return parts.Section(
         f"group-{index}",
-        _title(index, groups),
+        "Answer" if len(groups) == 1 else f"Configuration, {index + 1} of {len(groups)}",
         ". ".join([cards.configuration(group), *cards.size_of(rows)]),
         loaded=doubts.beside_load(rows),
         cards=cards.cards(rows, folders),
         lead=plots.over_fastest(rows),
         tables=[tables.table("page", "Results", measured)._replace(groups=kinds)] if measured else [],
-        failures=[
-            parts.Failure(row.status, row.label, [parts.Link(row.status, row.folder), f": {row.reason}"])
-            for row in rows
-            if row.reason
-        ],
-        figures=[figure for of in drawn if (figure := of(rows))],
+        failures=cards.failures(rows),
+        figures=list(filter(None, figures)),
         notes=[("", [f"{line}."]) for line in tables.notes(rows)],
         facts=cards.machine(rows),
         conditions=[cards.versions(rows)],
     )
+
+
+def _sweep(sweep: Sweep, number: int) -> parts.Section:
+    """Return the section of a sweep."""
+    title = f"Sweep over {' and '.join(map(flag, sweep.grid))}"
+    failures = cards.failures(sweep.rows)
+    return parts.Section(f"sweep-{number}", title, sweep.heading, figures=plots.swept(sweep), failures=failures)
 
 
 # The file.
@@ -194,14 +196,14 @@ def after_run(log_dir: Path, quiet: bool, log: Optional[logs.Log] = None) -> Non
     try:
         write(log.newest() if log and log.every else logs.read_any([log_dir]), path, [log_dir])
     except KeyboardInterrupt:
-        print(f"warning: the report was interrupted: {command('report')} writes it", file=sys.stderr)
+        errors.say(f"warning: the report was interrupted: {command('report')} writes it")
     except errors.UserError as error:
-        print(f"warning: {plain(error)}", file=sys.stderr)
+        errors.say(f"warning: {plain(error)}")
     except Exception as error:  # not fatal: the table is on the screen
-        print(f"warning: no report: {type(error).__name__}: {plain(error)}", file=sys.stderr)
+        errors.say(f"warning: no report: {type(error).__name__}: {plain(error)}")
     else:
         if not quiet:
-            print(f"report: {path}", file=sys.stderr)
+            errors.say(f"report: {path}")
 
 
 def render(template: str, base: Path, **content: Any) -> str:
@@ -217,9 +219,14 @@ def environment() -> Any:
         advice = f"{command('report')} takes an environment that has it, or pip install jinja2"
         raise errors.UserError(f"no report: jinja2 is not installed in {sys.executable}; {advice}") from None
 
-    options: Any = {"autoescape": True, "undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    options["finalize"] = lambda value: value if isinstance(value, Markup) else plain(value)
-    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE.parent), **options)
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE.parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: value if isinstance(value, Markup) else plain(value),
+    )
     templates.filters.update(
         href=jinja2.pass_context(lambda context, target: href(target, context["base"])),
         code=lambda text: Markup(str(escape(text)).replace("\n", "&#10;")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
 
 from rnnt_bench.analysis import logs
@@ -27,7 +27,7 @@ def parser() -> Parser:
     return result
 
 
-def main(options: argparse.Namespace) -> int:
+def main(options: Namespace) -> int:
     interpreters.need("jinja2")
     log = logs.read_any(options.log)
     print(page.write(log, options.output, options.log or [Path("log")]))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
-from typing import Any, Dict
 
 from rnnt_bench.analysis import logs
 from rnnt_bench.core import flag_types
@@ -36,7 +35,7 @@ EXIT_CODES = "Exit code: 0; 1 if nothing could be read; 2 for bad usage, or if t
 
 
 def parser() -> Parser:
-    raw = argparse.RawDescriptionHelpFormatter
+    raw = RawDescriptionHelpFormatter
     result = Parser(description=DESCRIPTION, epilog=EXIT_CODES, formatter_class=raw)
     add_logs(result)
     result.add_argument(
@@ -59,18 +58,21 @@ def parser() -> Parser:
     return result
 
 
-def main(options: argparse.Namespace) -> int:
-    log, format, paths = logs.read_any(options.log, options.all_runs), options.format, options.log or [Path("log")]
-    tools, texts = parts.slices(), []
+def main(options: Namespace) -> int:
+    log = logs.read_any(options.log, options.all_runs)
+    format = options.format
+    paths = options.log or [Path("log")]
+    texts = []
     if format in ("csv", "json"):
-        texts.append(tables.exported(log, [row for tool in tools for row in tool.rows(paths)], format))
-    elif log.every and format == "table" and not options.details:
-        how: Dict[str, Any] = {"width": tables.WIDTH} if options.output else tables.how()
-        texts.append(tables.screen(log, folders=options.log, **how))
-    elif log.every:
-        texts.append(tables.whole(log, format))
-    if format not in ("csv", "json"):
-        texts += [text for tool in tools for text in tool.text(paths, format)]
+        tool_rows = [row for tool in parts.slices() for row in tool.rows(paths)]
+        texts.append(tables.exported(log, tool_rows, format))
+    else:
+        if log.every and format == "table" and not options.details:
+            terminal = tables.UNKNOWN if options.output else tables.this_terminal()
+            texts.append(tables.screen(log, terminal, options.log))
+        elif log.every:
+            texts.append(tables.whole(log, format))
+        texts += [text for tool in parts.slices() for text in tool.text(paths, format)]
     text = "\n".join(filter(None, texts))
     if options.output is not None:
         write_whole(another("--output"), (options.output, text))

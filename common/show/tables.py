@@ -10,11 +10,11 @@ import shutil
 import sys
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from rnnt_bench.analysis import doubts, logs, metrics, standing, verdict
 from rnnt_bench.analysis.groups import Group, is_numeric, kind_title
-from rnnt_bench.analysis.row import SCOPES, Row
+from rnnt_bench.analysis.row import SCOPES, Row, Rows
 from rnnt_bench.core import settings
 from rnnt_bench.core.called import command
 from rnnt_bench.core.errors import NOT_RUNNABLE
@@ -29,38 +29,47 @@ STATUS_MARKS = {"ok": "good", **dict.fromkeys(NOT_RUNNABLE, "quiet")}
 
 
 def whole(log: logs.Log, format: str = "table") -> str:
-    sweeps, every = log.sweeps, log.groups  # which ranks them
-    parts: List[List[Union[Table, str]]] = []
-    parts.append([*(table("results", group.heading, group.rows) for group in every), *remarks(log.rows, format)])
-    for sweep in sweeps:
-        parts.append([table("sweep", sweep.heading, sweep.rows, "sweep"), *remarks(sweep.rows, format)])
-    shown = [[each if isinstance(each, str) else block(each, format) for each in blocks] for blocks in parts if blocks]
-    return "\n".join("\n\n".join(blocks) + "\n" for blocks in shown)
+    """Return the tables of all configurations with their remarks, then those of each sweep."""
+    results = [block(table("results", group.heading, group.rows), format) for group in log.groups]
+    parts = [[*results, *remarks(log.rows, format)]]
+    for sweep in log.sweeps:
+        swept = table("sweep", sweep.heading, sweep.rows, "sweep")
+        parts.append([block(swept, format), *remarks(sweep.rows, format)])
+    return "\n".join("\n\n".join(blocks) + "\n" for blocks in parts if blocks)
 
 
-def exported(log: logs.Log, others: Sequence[Values], format: str) -> str:
-    """Return all rows as "csv" or "json", those of the losses first.  others: rows of tools, which name their tool."""
+def exported(log: logs.Log, tool_rows: Sequence[Values], format: str) -> str:
+    """Return all rows as "csv" or "json", those of the losses first."""
     _, sweeps = log.groups, log.sweeps  # the groups rank the rows
     rows = [*log.rows, *(row for sweep in sweeps for row in sweep.rows)]
     further = metrics.differing(rows)
     if format == "csv":
-        return csv_text([*(metrics.plain(row, further) for row in rows), *others])
-    return json_text([*(metrics.exported(row, further) for row in rows), *others])
+        return csv_text([*(metrics.plain(row, further) for row in rows), *tool_rows])
+    return json_text([*(metrics.exported(row, further) for row in rows), *tool_rows])
 
 
-def table(of: str, title: str, rows: Sequence[Row], name: str = "results") -> Table:
-    shown = metrics.columns(of, rows)
+def table(columns: str, title: str, rows: Rows, name: str = "results") -> Table:
+    """Return the table of these rows.  columns: the table of analysis/metrics.py whose columns it has, behind those of
+    the settings that are swept."""
+    shown = metrics.columns(columns, rows)
     keys = rows[0].header.values if rows else ()
     lead = [Column(settings.flag(key), is_numeric([row.header.values[key] for row in rows])) for key in keys]
-    swept = [[Cell(settings.worded(value), value) for value in row.header.values.values()] for row in rows]
-    body = [[*first, *cells(row, shown)] for first, row in zip(swept, rows)]
-    return Table(name, title, [*lead, *(Column(each.title, each.numeric) for each in shown)], body)
+    body = []
+    for row in rows:
+        swept = [Cell(settings.worded(value), value) for value in row.header.values.values()]
+        body.append([*swept, *cells(row, shown)])
+    return Table(name, title, [*lead, *map(_column, shown)], body)
+
+
+def _column(metric: metrics.Metric) -> Column:
+    return Column(metric.title, metric.numeric)
 
 
 def cells(row: Row, shown: Sequence[metrics.Metric]) -> List[Cell]:
     result = []
     for metric in shown:
-        words, value = plain(metric.shown(row)), metric.value(row)
+        words = plain(metric.shown(row))
+        value = metric.value(row)
         if metric.numeric:  # an interval, say, has its words in the CSV too
             value = words if value is None and words != "-" else value
             result.append(Cell(words, value, row.trace if metric.profiled else row.results))
@@ -73,33 +82,35 @@ def cells(row: Row, shown: Sequence[metrics.Metric]) -> List[Cell]:
 # The lines below tables: reasons and load, ratios, noise, the other clock, stages, notes.
 
 
-def remarks(rows: Sequence[Row], format: str) -> List[str]:
+def remarks(rows: Rows, format: str) -> List[str]:
     reasons = [f"{row.name}: {row.status}: {row.reason}" for row in rows if row.reason]
     parts = [[*reasons, *filter(None, [doubts.beside_load(rows)])], _ratios(rows), _stages(rows), notes(rows)]
     return [listed(lines, format) for lines in parts if lines]
 
 
-def measured_again(rows: Sequence[Row]) -> str:
+def measured_again(rows: Rows) -> str:
     """Return a line, "8 of 18 rounds ran beside other load and were measured again (1, 3, ...)", or an empty one."""
     again = {number: max(row.repeated.get(number, 0) for row in rows) for row in rows for number in row.repeated}
     if not again:
         return ""
-    every = sum(again.values()) + max(row.rounds for row in rows)
+    repetitions = sum(again.values())
+    every = repetitions + max(row.rounds for row in rows)
     numbers = ", ".join(map(str, sorted(again)))
-    return f"{sum(again.values())} of {every} rounds ran beside other load and were measured again ({numbers})"
+    return f"{repetitions} of {every} rounds ran beside other load and were measured again ({numbers})"
 
 
-def _ratios(rows: Sequence[Row]) -> Lines:
-    pairs = [(row.against_fastest, row.loss_against_fastest) for row in rows]
-    compared = [step for step, _ in pairs if step] + [loss for step, loss in pairs if loss and loss is not step]
-    return [*(verdict.over_fastest(each) for each in compared if not each.is_fastest), *drifts(rows)]
+def _ratios(rows: Rows) -> Lines:
+    steps = [row.against_fastest for row in rows]
+    losses = [row.loss_against_fastest for row in rows if row.loss_against_fastest is not row.against_fastest]
+    lines = [verdict.over_fastest(ratio) for ratio in [*steps, *losses] if ratio and not ratio.is_fastest]
+    return [*lines, *drifts(rows)]
 
 
-def drifts(rows: Sequence[Row]) -> Lines:
-    return [verdict.drifting(*each) for each in standing.drifts(rows)]
+def drifts(rows: Rows) -> Lines:
+    return [verdict.drifting(ratio, drift) for ratio, drift in standing.drifts(rows)]
 
 
-def _stages(rows: Sequence[Row]) -> Lines:
+def _stages(rows: Rows) -> Lines:
     lines = []
     for row in rows:
         stages = [(scope, row.times_of(scope).stages, "ms") for scope in SCOPES if row.times_of(scope).stages]
@@ -111,17 +122,16 @@ def _stages(rows: Sequence[Row]) -> Lines:
     return lines
 
 
-def notes(rows: Sequence[Row]) -> Lines:
+def notes(rows: Rows) -> Lines:
     """Return which rounds were measured again, and each note once, with the rows that have it."""
     names_by_words = gathered((doubt.words, row.name) for row in rows for doubt in doubts.doubts(row))
     lines = [f"{', '.join(dict.fromkeys(names))}: {words}" for words, names in names_by_words.items()]
-    lines = [*filter(None, [measured_again(rows)]), *lines, *filter(None, [stopped(rows)])]
     earlier = sum(len(row.earlier) for row in rows)
-    hidden = f"{count(earlier, 'earlier run')} of the same configuration not shown (--all-runs)"
-    return [*lines, hidden] if earlier else lines
+    hidden = f"{count(earlier, 'earlier run')} of the same configuration not shown (--all-runs)" if earlier else ""
+    return list(filter(None, [measured_again(rows), *lines, stopped(rows), hidden]))
 
 
-def stopped(rows: Sequence[Row]) -> str:
+def stopped(rows: Rows) -> str:
     """Return a line on later runs that are empty, or an empty one."""
     return stopped_later([row.folder.name for newest in rows for row in newest.stopped])
 
@@ -133,73 +143,87 @@ WIDTH = 100
 NARROWEST = 60
 #: Marks of cells, and words, as ANSI codes.
 COLORS = {"good": "32", "bad": "1;31", "title": "1"}
-NO_COLORS: Mapping[str, str] = {}
 LONGEST_NAME = 40
 MOST_LINES = 3  # of one remark
 MOST_FAILURES = 5
 
 
-def how() -> Dict[str, Any]:
-    """Return `width` and `colors` as the terminal has them; NO_COLOR (no-color.org) and a dumb terminal have no
-    colors."""
+class Terminal(NamedTuple):
+    """Hold the characters of a line, and the ANSI codes of marks: none where nothing is coloured."""
+
+    width: int = WIDTH
+    colors: Mapping[str, str] = {}
+
+    def painted(self, words: str, mark: str) -> str:
+        return painted(words, mark, self.colors)
+
+    def wrapped(self, text: str, most: Optional[int] = MOST_LINES) -> Lines:
+        """Return the lines of a remark, all but the first indented; "..." ends the last of `most`."""
+        return wrapped(text, self.width, "  ", most)
+
+
+#: The terminal where nothing is known of it, or there is none.
+UNKNOWN = Terminal()
+
+
+def this_terminal() -> Terminal:
+    """Return the terminal as it is; NO_COLOR (no-color.org) and a dumb one have no colors."""
     if not sys.stdout.isatty():
-        return {"width": WIDTH, "colors": NO_COLORS}
+        return UNKNOWN
     in_color = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     width = max(NARROWEST, shutil.get_terminal_size((WIDTH, 40)).columns)
-    return {"width": width, "colors": COLORS if in_color else NO_COLORS}
+    return Terminal(width, COLORS if in_color else {})
 
 
-def screen(
-    log: logs.Log, width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, folders: Sequence[Path] = ()
-) -> str:
-    """Return what log folders have in lines of at most `width`: runs and sweeps. folders: where a conformance
-    matrix may be, besides docs/."""
-    parts = []
-    blocks = [
-        _blocks("answer", group.heading, group.rows, width, colors, *_answers(group, folders)) for group in log.groups
-    ]
-    parts.append([block for of_group in blocks for block in of_group])
+def screen(log: logs.Log, terminal: Terminal = UNKNOWN, folders: Sequence[Path] = ()) -> str:
+    """Return what log folders have in lines that fit: runs and sweeps. folders: where a conformance matrix may be,
+    besides docs/."""
+    parts: List[Lines] = []
+    for group in log.groups:
+        parts += _blocks("answer", group.heading, group.rows, terminal, *_answers(group, folders))
+    sections = [parts]
     for sweep in log.sweeps:
         picks = ((settings.words(values), verdict.fastest(rows)) for values, rows in sweep.cells())
         answers = {cell: verdict.answer(pick, verdict.time_of(pick.scope)) for cell, pick in picks if pick}
-        first = "The fastest exact loss" if answers else ""
-        parts.append(_blocks("answer-sweep", sweep.heading, sweep.rows, width, colors, first, answers))
-    return "\n".join(spaced(blocks) for blocks in parts if blocks)
+        title = "The fastest exact loss" if answers else ""
+        sections.append(_blocks("answer-sweep", sweep.heading, sweep.rows, terminal, title, answers))
+    return "\n".join(spaced(blocks) for blocks in sections if blocks)
 
 
 def _blocks(
-    of: str,
-    head: str,
-    rows: Sequence[Row],
-    width: int,
-    colors: Mapping[str, str],
-    first: str,
+    columns: str,
+    heading: str,
+    rows: Rows,
+    terminal: Terminal,
+    title: str,
     answers: Mapping[str, verdict.Words],
-) -> List[List[str]]:
+) -> List[Lines]:
+    measured = [row for row in rows if row.is_measured]
     return [
-        wrapped(head, width),
-        fitting(of, [row for row in rows if row.is_measured], width, colors),
-        [*failures(rows, width, colors), *absent(rows, width), *correctness(rows, width)],
-        load(rows, width, colors),
-        verdict_lines({name: in_words(words) for name, words in answers.items()}, width, colors, first),
+        wrapped(heading, terminal.width),
+        fitting(columns, measured, terminal),
+        [*failures(rows, terminal), *absent(rows, terminal), *correctness(rows, terminal)],
+        load(rows, terminal),
+        verdict_lines({name: in_words(words) for name, words in answers.items()}, terminal, title),
     ]
 
 
 # The table.
 
 
-def fitting(name: str, rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
+def fitting(name: str, rows: Rows, terminal: Terminal) -> Lines:
     """Return the lines of a table, grouped by cell and kind, with as many columns as there is room for."""
     every = metrics.columns(name, rows)
     titles = [", ".join(filter(None, [settings.words(row.header.values), kind_title(row)])) for row in rows]
     shown: List[metrics.Metric] = []
-    lines: List[str] = []
+    lines: Lines = []
     for metric in sorted(every, key=lambda metric: metric.room):
-        tried = [each for each in every if each in shown or each is metric]
+        tried = [column for column in every if column in shown or column is metric]
         body = [[_marked(row, *pair) for pair in zip(tried, cells(row, tried))] for row in rows]
-        made = Table(name, "", [Column(each.title, each.numeric) for each in tried], body)
-        if not shown or max(map(len, aligned(made, LONGEST_NAME).splitlines())) <= width:
-            shown, lines = tried, aligned(made._replace(groups=titles), LONGEST_NAME, colors).splitlines()
+        fits = Table(name, "", list(map(_column, tried)), body)
+        if not shown or max(map(len, aligned(fits, LONGEST_NAME).splitlines())) <= terminal.width:
+            shown = tried
+            lines = aligned(fits._replace(groups=titles), LONGEST_NAME, terminal.colors).splitlines()
     return lines
 
 
@@ -210,7 +234,7 @@ def _marked(row: Row, metric: metrics.Metric, cell: Cell) -> Cell:
 # Below it.
 
 
-def wrapped(text: str, width: int, indent: str = "", most: Optional[int] = None) -> List[str]:
+def wrapped(text: str, width: int, indent: str = "", most: Optional[int] = None) -> Lines:
     """Return lines of at most `width` characters, all but the first indented; "..." ends the last of `most`."""
     lines = wrap(plain(text), width, subsequent_indent=indent, break_on_hyphens=False) or [""]
     if most is not None and len(lines) > most:
@@ -218,93 +242,98 @@ def wrapped(text: str, width: int, indent: str = "", most: Optional[int] = None)
     return lines
 
 
-def failures(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
+def failures(rows: Rows, terminal: Terminal) -> Lines:
     failed = [row for row in rows if row.status not in ("ok", *NOT_RUNNABLE)]
-    lines: List[str] = []
+    lines: Lines = []
     for row in failed[:MOST_FAILURES]:
         reason = f"{row.name}: {row.status}: {row.reason or 'no reason known'}"
-        first, *further = wrapped(reason, width, "  ", MOST_LINES + 1)
-        lines += [painted(first, "bad", colors), *further]
+        first, *further = terminal.wrapped(reason, MOST_LINES + 1)
+        lines += [terminal.painted(first, "bad"), *further]
     others = len(failed) - MOST_FAILURES
     return lines + ([f"and {others} more (--details)"] if others > 0 else [])
 
 
-def absent(rows: Sequence[Row], width: int) -> List[str]:
+def absent(rows: Rows, terminal: Terminal) -> Lines:
     names_by_way = gathered((_obtained(row), row.name) for row in rows if row.status in NOT_RUNNABLE)
-    if not names_by_way:
-        return []
-    ways = "; ".join(f"{', '.join(names)} ({how})" for how, names in names_by_way.items())
-    return wrapped(f"did not run: {ways}", width, "  ", MOST_LINES)
+    ways = "; ".join(f"{', '.join(names)} ({way})" for way, names in names_by_way.items())
+    return terminal.wrapped(f"did not run: {ways}") if ways else []
 
 
 def _obtained(row: Row) -> str:
     """Return in a few words what a row that cannot run needs."""
     reason = re.sub(r"^[a-z]+(-[\w-]+)?: ", "", row.reason)
-    needs, set_up = re.search(r"; it runs on ([a-z ]+)", reason), re.search(r"`(make setup[^`]*)`", reason)
     if python := re.match(r"needs Python [0-9.]+( or [0-9.]+)*", reason):
         return python[0]  # which no set-up brings
     if row.status == "unsupported" or "@" in row.name:
-        return f"needs {needs[1].strip().upper()}" if needs else reason
-    return set_up[1] if set_up else f"manual install, see {command('list')}" if "install" in reason else reason
+        device = re.search(r"; it runs on ([a-z ]+)", reason)
+        return f"needs {device[1].strip().upper()}" if device else reason
+    if set_up := re.search(r"`(make setup[^`]*)`", reason):
+        return set_up[1]
+    return f"manual install, see {command('list')}" if "install" in reason else reason
 
 
-def correctness(rows: Sequence[Row], width: int) -> List[str]:
+def correctness(rows: Rows, terminal: Terminal) -> Lines:
     """Return lines on the rows that agree with the oracle; the other judged rows are failures."""
     right = [row for row in rows if None not in row.errors and row.status == "ok"]
     if not right:
         return []
     loss, gradients = (error(max(row.errors[index] or 0 for row in right)) for index in (0, 1))
     where = "at the measured size" if all(row.checked.at_size for row in right) else "at the size that was judged"
-    by_name = {row.name: [each.errors[1] or 0 for each in right if each.name == row.name] for row in right}
-    above = ", ".join(f"{name} {error(max(of))}" for name, of in by_name.items() if max(of) > metrics.MARKED_ERROR)
-    unsure = ", ".join(dict.fromkeys(row.name for row in right if "imprecise" in doubts.kinds(row)))
-    parts = [
-        f"correct: {count(len(right), 'row')}, loss within {loss} and gradients within {gradients} of the float64 "
-        f"oracle's {where}",
-        above and f"gradients above {metrics.MARKED_ERROR:.0e}: {above}",
-        unsure and f"imprecise: {unsure}",
-    ]
-    return wrapped("; ".join(filter(None, parts)), width, "  ")
+    words = f"correct: {count(len(right), 'row')}, loss within {loss} and gradients within {gradients} of the float64 "
+    words += f"oracle's {where}"
+    errors_by_name = gathered((row.name, row.errors[1] or 0) for row in right)
+    limit = metrics.MARKED_ERROR
+    above = [f"{name} {error(max(errors))}" for name, errors in errors_by_name.items() if max(errors) > limit]
+    if above:
+        words += f"; gradients above {limit:.0e}: {', '.join(above)}"
+    imprecise = dict.fromkeys(row.name for row in right if "imprecise" in doubts.kinds(row))
+    if imprecise:
+        words += f"; imprecise: {', '.join(imprecise)}"
+    return terminal.wrapped(words, None)
 
 
-def load(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
-    lines = filter(None, [doubts.beside_load(rows), *drifts(rows)])
-    bad = [painted(part, "bad", colors) for line in lines for part in wrapped(line, width, "  ", MOST_LINES + 1)]
-    others = filter(None, [measured_again(rows), stopped(rows)])
-    return [*bad, *(part for line in others for part in wrapped(line, width, "  ", MOST_LINES))]
+def load(rows: Rows, terminal: Terminal) -> Lines:
+    lines: Lines = []
+    for line in filter(None, [doubts.beside_load(rows), *drifts(rows)]):
+        lines += [terminal.painted(part, "bad") for part in terminal.wrapped(line, MOST_LINES + 1)]
+    for line in filter(None, [measured_again(rows), stopped(rows)]):
+        lines += terminal.wrapped(line)
+    return lines
 
 
 # The verdict.
 
 
-def verdict_lines(answers: Mapping[str, str], width: int, colors: Mapping[str, str], first: str = "") -> List[str]:
-    """Return VERDICT, the line `first`, and a line for each question with aligned answers."""
+def verdict_lines(answers: Mapping[str, str], terminal: Terminal, title: str = "") -> Lines:
+    """Return VERDICT, the line `title`, and a line for each question with aligned answers."""
     room = max(map(len, answers), default=0) + 4
-    lines = [painted(line, "title", colors) for line in wrapped(first, width, "  ")] if first else []
+    lines = [terminal.painted(line, "title") for line in terminal.wrapped(title, None)] if title else []
     for question, answer in answers.items():
-        first, *others = wrapped(answer, width - room, most=2 * MOST_LINES)
+        first, *others = wrapped(answer, terminal.width - room, most=2 * MOST_LINES)
         lines += [f"  {question}:".ljust(room) + first, *(" " * room + line for line in others)]
-    return [painted("VERDICT", "title", colors), *lines] if lines else []
+    return [terminal.painted("VERDICT", "title"), *lines] if lines else []
 
 
 def _answers(group: Group, folders: Sequence[Path]) -> Tuple[str, Dict[str, verdict.Words]]:
-    rows, answers = group.rows, {}
-    quick, logits, small, approximate = verdict.picks(rows, folders)
-    if quick:
-        answers["fastest exact"] = verdict.answer(quick, verdict.time_of(quick.scope))
-        products = verdict.of_products(quick, rows)
+    """Return the title of the verdict on a group, and its answers by question."""
+    answers: Dict[str, verdict.Words] = {}
+    fastest, logits, smallest, approximate = verdict.picks(group.rows, folders)
+    if fastest:
+        answers["fastest exact"] = verdict.answer(fastest, verdict.time_of(fastest.scope))
+        products = verdict.of_products(fastest, group.rows)
         if products:
             answers["torch's products"] = [products]
-        changed = verdict.since(quick.row, rows, quick.scope)
-        if changed and not quick.withheld:
-            answers[changed[0]] = [changed[1]]
+        since = verdict.since(fastest.row, group.rows, fastest.scope)
+        if since and not fastest.withheld:
+            question, words = since
+            answers[question] = [words]
     if logits and logits.step:
         answers["given logits"] = verdict.logits_words(logits)
-    if small:
-        answers["smallest exact"] = verdict.answer(small, verdict.PEAK)
+    if smallest:
+        answers["smallest exact"] = verdict.answer(smallest, verdict.PEAK)
     if approximate:
         answers["approximate"] = verdict.approximate(approximate)
-    if quick and not quick.withheld:
-        question, words = verdict.cautions(quick)
+    if fastest and not fastest.withheld:
+        question, words = verdict.cautions(fastest)
         answers[question] = [words]
-    return verdict.headline(quick, small) if quick else "", answers
+    return verdict.headline(fastest, smallest) if fastest else "", answers

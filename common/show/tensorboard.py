@@ -6,10 +6,9 @@ the numbers of its row at step 0, the profiled numbers by window at steps 1, 2, 
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import tempfile
+from argparse import Namespace
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from rnnt_bench.analysis.row import SCOPES, Row
 from rnnt_bench.core import flag_types
 from rnnt_bench.core.arguments import Parser
 from rnnt_bench.core.called import command
-from rnnt_bench.core.errors import EXIT_OK, UserError
+from rnnt_bench.core.errors import EXIT_OK, UserError, say
 from rnnt_bench.core.files import not_a_folder
 from rnnt_bench.core.text import plain
 from rnnt_bench.setup import interpreters
@@ -59,7 +58,7 @@ def write_run(folder: Path) -> None:
     wall_time = folder.stat().st_mtime
     with suppress(ValueError, OverflowError):
         wall_time = datetime.fromisoformat((rows[0].header.started if rows else None) or "").timestamp()
-    before = list(folder.glob(f"events.out.tfevents.*{SUFFIX}"))
+    earlier = list(folder.glob(f"events.out.tfevents.*{SUFFIX}"))
     with tempfile.TemporaryDirectory(dir=folder, prefix=".events-") as scratch:
         writer = EventFileWriter(scratch, filename_suffix=SUFFIX)
         for row in rows:
@@ -67,10 +66,10 @@ def write_run(folder: Path) -> None:
                 summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=number)])
                 writer.add_event(event_pb2.Event(wall_time=wall_time, step=step, summary=summary))
         writer.close()
-        for path in before:
+        for path in earlier:
             path.unlink()
-        (made,) = Path(scratch).iterdir()
-        os.replace(made, folder / made.name)
+        (events,) = Path(scratch).iterdir()
+        os.replace(events, folder / events.name)
 
 
 def parser() -> Parser:
@@ -79,11 +78,10 @@ def parser() -> Parser:
     return result
 
 
-def main(options: argparse.Namespace) -> int:
+def main(options: Namespace) -> int:
     interpreters.need("tensorboard", "viewer")
     log_dir = options.log_dir
-    problem = not_a_folder(log_dir)
-    if problem:
+    if problem := not_a_folder(log_dir):
         raise UserError(f"{log_dir}: {problem}; run `{command('run')}` first, or name one with LOGDIR=...")
     folders = list(logs.run_folders(log_dir))
     written = 0
@@ -92,8 +90,8 @@ def main(options: argparse.Namespace) -> int:
             write_run(folder)
             written += 1
         except (OSError, UserError) as error:
-            print(f"{folder}: no scalars: {plain(getattr(error, 'strerror', None) or error)}", file=sys.stderr)
-    print(f"{len(folders)} run folders in {log_dir}, scalars of {written} written", file=sys.stderr)
+            say(f"{folder}: no scalars: {plain(getattr(error, 'strerror', None) or error)}")
+    say(f"{len(folders)} run folders in {log_dir}, scalars of {written} written")
     for note in NOTES:
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}")
     return EXIT_OK

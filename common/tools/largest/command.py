@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from rnnt_bench.cli import benchmark
-from rnnt_bench.cli.parser import add_choice, add_setting, chosen, given_settings, standard
+from rnnt_bench.cli.parser import add_choice, add_setting, chosen, read_settings, standard
 from rnnt_bench.core import files, flag_types, settings, text
 from rnnt_bench.core.arguments import Parser
 from rnnt_bench.core.errors import UserError
@@ -99,7 +99,7 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
     device = interpreters.resolve_device(arguments.device, [choice.python for choice in choices.values()])
     if tuple(arguments.only) == standard():
         names = benchmark.default_rows(names, device, False, arguments.topology)
-    given = given_settings(arguments)
+    given = read_settings(arguments)
     kinds = {find(name).kind for name in names}
     settings.check_kinds([key for key, value in given.items() if value is not None], kinds)
     resolved = settings.resolve(
