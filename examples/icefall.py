@@ -17,8 +17,8 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from rnnt_bench.data.shapes import subsampled
 from rnnt_bench.flops import rules
-from rnnt_bench.tools.profile.rows import Sizes
-from rnnt_bench.tools.profile.transducer import SUBSAMPLING, Criterion, Decoder, Transducer
+from rnnt_bench.tools.sizes import Sizes
+from rnnt_bench.tools.transducer import SUBSAMPLING, Criterion, Decoder, Transducer
 
 #: Standard deviation of weights before they are scaled.
 STD = 0.1

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
 import yaml
 from canned import Canned, stop
 from commands import ROOT
+from test_generate_shape_info import SECONDS_AND_TEXT, jsonl, simple_cuts
 from test_largest import called
 
-from rnnt_bench.data import shapes
+from rnnt_bench.data import generation, shapes
+from rnnt_bench.system import memory
 from rnnt_bench.tools.kept import read
 from rnnt_bench.tools.largest import buckets, losses
-from rnnt_bench.tools.largest.command import VARIABLES
+from rnnt_bench.tools.largest.command import TRAINED, VARIABLES
 
 MODEL = """
 import torch
@@ -204,42 +209,78 @@ def test_ctrl_c_keeps_what_was_found_and_resume_goes_on(tmp_path):
 
 
 STEPS = """
-import random, resource, runpy, sys
+import json, random, resource, runpy, sys
+from pathlib import Path
 import torch
 
-size, *buckets = map(int, sys.argv[2:])
-space = runpy.run_path(sys.argv[1])
+path, factory, size, group, buckets = sys.argv[1:]
+space = runpy.run_path(path)
 warm = torch.ones(64, 64, requires_grad=True)
 (warm @ warm).sum().backward()
 torch.optim.AdamW([warm]).step()
-pages = int(open("/proc/self/statm").read().split()[0])
-bound = pages * resource.getpagesize() + size
-resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
-model = space["Model"]()
+if group:  # of what is in use; the cache of files is given back where memory is short
+    (usage,) = (file for name in ("usage_in_bytes", "current") if (file := Path(group, f"memory.{name}")).exists())
+    stat = dict(line.split() for line in Path(group, "memory.stat").read_text().splitlines())
+    bound = int(usage.read_text()) - int(stat.get("cache") or stat["file"]) + int(size)
+    bounds = {"limit_in_bytes": bound, "memsw.limit_in_bytes": bound, "max": bound, "swap.max": 0}
+    for name, value in bounds.items():
+        if (file := Path(group, f"memory.{name}")).exists():
+            file.write_text(str(value))
+else:
+    bound = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + int(size)
+    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+model = space[factory]()
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(100):
-    space["step"](model, space["batch"](random.choice(buckets), 1, 1)).backward()
+    space["step"](model, space["batch"](*random.choice(json.loads(buckets)))).backward()
     optimizer.step()
     optimizer.zero_grad()
 """
 
 
+@contextmanager
+def cgroup():
+    """Yield a new cgroup: below that of this process, of version 2 beside all; skip where none can limit memory."""
+    lines = memory.CGROUP.read_text().splitlines() if memory.CGROUP.exists() else []
+    own = [line.partition(":memory:")[2] for line in lines if ":memory:" in line]
+    folder = memory.CGROUPS / "memory" / own[0].lstrip("/") if own else memory.CGROUPS
+    group = folder / f"rnnt-bench-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made: {error}")
+    try:
+        if not any((group / f"memory.{name}").exists() for name in ("max", "limit_in_bytes")):
+            pytest.skip(f"{group} has no controller of memory")
+        yield group
+    finally:
+        group.rmdir()
+
+
+def takes(factory, limit, limits, *buckets):
+    """Tell whether the steps of a training get through under a limit that the kernel enforces, on pages or on address
+    space, in a process that knows nothing of the search."""
+    path, _, name = factory.rpartition(":")
+    variables = {**os.environ, **VARIABLES, "PYTHONPATH": os.path.dirname(path)}
+    with limits() as group:
+        enter = ["sh", "-c", 'echo $$ > "$0"/cgroup.procs && exec "$@"', str(group)] if group else []
+        words = [sys.executable, "-c", STEPS, path, name, str(limit), str(group or ""), json.dumps(buckets)]
+        done = subprocess.run([*enter, *words], env=variables, stderr=subprocess.PIPE, text=True)
+    wanted = done.returncode == -signal.SIGKILL if group else "can't allocate memory" in done.stderr
+    assert not done.returncode or wanted, done.stderr
+    return not done.returncode
+
+
 def test_the_kernel_lets_the_sizes_found_run_a_hundred_steps_and_not_one_utterance_more(tmp_path):
-    """The limit is set by a process that knows nothing of the search."""
+    """Under a limit on address space, and on the pages of a cgroup."""
     from rnnt_bench.jobs.session import Executor
 
     _, answer = searched(tmp_path, Executor(), "--buckets", 2, "--memory-limit", "200MB", "--margin", "1%")
     sizes = [row["N"] for row in answer.rows]
-
-    def runs(*numbers):
-        command = [sys.executable, "-c", STEPS, str(tmp_path / "model.py"), "200000000", *map(str, numbers)]
-        variables = {**os.environ, **VARIABLES}
-        done = subprocess.run(command, env=variables, stderr=subprocess.PIPE, text=True)
-        assert not done.returncode or "can't allocate memory" in done.stderr
-        return not done.returncode
-
-    assert runs(*sizes)
-    assert not any(runs(size + 1) for size in sizes)
+    model = f"{tmp_path / 'model.py'}:Model"
+    for limits in (nullcontext, cgroup):
+        assert takes(model, 200_000_000, limits, *([N, 1, 1] for N in sizes))
+        assert not any(takes(model, 200_000_000, limits, [N + 1, 1, 1]) for N in sizes)
 
 
 def test_arguments_come_from_a_file_and_flags_win(tmp_path):
@@ -272,6 +313,7 @@ WAV2VEC2 = {
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "mask_time_prob": 0.0,
+    "layerdrop": 0.0,
 }
 PARAKEET = {
     "vocab_size": 51,
@@ -280,6 +322,26 @@ PARAKEET = {
     "decoder_hidden_size": 16,
     "encoder_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_mel_bins": 80},
 }
+
+
+CONFORMER = {
+    **{"features": 40, "vocab_size": 50, "encoder_dim": 16, "heads": 2, "feed_forward": 16, "layers": 1},
+    **{"kernel": 5, "decoder_dim": 16, "joiner_dim": 16, "embed_channels": [2, 2, 2]},
+}
+
+
+def trained(name, given, monkeypatch):
+    """Return the model of a job, with its optimizer."""
+    import torch
+
+    from rnnt_bench.tools.largest import model
+
+    if "arakeet" in name or name.startswith("transformers"):
+        pytest.importorskip("transformers")
+    pytest.importorskip("torchaudio")
+    monkeypatch.chdir(ROOT)
+    known = {"model": name, "arguments": {}, "loss": "", "amp": False, "features": 80, "hop": 160, "vocab_size": 50}
+    return model.Training({**known, **given}, torch.device("cpu"), model.imported(name), torch.optim.AdamW)
 
 
 @pytest.mark.parametrize(
@@ -294,19 +356,60 @@ PARAKEET = {
         ("examples/largest.py:small", {"loss": "fused"}),
         ("examples/largest_parakeet.py:small", {"loss": "torchaudio"}),
         ("examples/largest_parakeet.py:small", {"loss": "fused"}),
+        (TRAINED, {"arguments": CONFORMER, "features": 40}),
+        (TRAINED, {"arguments": CONFORMER, "features": 40, "loss": "torchaudio", "amp": True}),
     ],
 )
 def test_models_by_name_take_a_step(name, given, monkeypatch):
     import torch
 
-    from rnnt_bench.tools.largest import model
-
-    pytest.importorskip(name.partition(":")[0].partition(".")[0] if ":" in name and ".py" not in name else "torchaudio")
-    if "arakeet" in name:
-        pytest.importorskip("transformers")
-    monkeypatch.chdir(ROOT)
-    known = {"model": name, "arguments": {}, "loss": "", "amp": False, "features": 80, "hop": 160, "vocab_size": 50}
-    training = model.Training({**known, **given}, torch.device("cpu"), model.imported(name), torch.optim.AdamW)
+    training = trained(name, given, monkeypatch)
     weights = [weight.clone() for weight in training.model.parameters()]
     training.step(2, 80, 3, 1)
     assert any(not torch.equal(*pair) for pair in zip(weights, training.model.parameters()))
+
+
+FEW_MELS = {**PARAKEET, "encoder_config": {**PARAKEET["encoder_config"], "num_mel_bins": 40}}
+
+
+@pytest.mark.parametrize(
+    "name, given, size",
+    [
+        ("Wav2Vec2ForCTC", {"arguments": WAV2VEC2, "hop": 320}, (2, 320 * 80)),
+        ("ParakeetForTDT", {"arguments": FEW_MELS, "features": 40}, (2, 80, 40)),
+    ],
+)
+def test_frames_are_as_wide_as_the_flags_say(name, given, size, monkeypatch):
+    training = trained(f"transformers:{name}", given, monkeypatch)
+    assert training.batch(2, 80, 3)[training.model.main_input_name].shape == size
+    training.step(2, 80, 3, 1)
+
+
+def test_a_yaml_names_the_model_of_the_profile(tmp_path, capsys):
+    (tmp_path / "conformer.yaml").write_text(yaml.safe_dump({**CONFORMER, "layers": 2}))
+    given, answer_all = [], canned(30_000)
+
+    def answer(job, chosen):
+        given.append(job.given)
+        return answer_all(job, chosen)
+
+    words = ["--model", tmp_path / "conformer.yaml", "--arg", "vocab_size=70", "--losses", "fused,torchaudio"]
+    words += ["--buckets", 1, "--device", "cpu", "--memory-limit", "1GiB", "--quiet", "--log-dir", tmp_path / "log"]
+    assert called(Canned(answer), *words) == 0 and "conformer.yaml" in capsys.readouterr().out
+    assert {(job["loss"], job["features"], job["vocab_size"], job["arguments"]["layers"]) for job in given} == {
+        (loss, 40, 70, 2) for loss in ("fused", "torchaudio")
+    }
+    assert called(Canned(answer), *words, "--arg", "layer=2") == 2 and "layers" in capsys.readouterr().err
+
+
+def test_buckets_are_those_of_a_manifest_too(tmp_path, capsys):
+    pytest.importorskip("lhotse")
+    (tmp_path / "bpe.model").write_bytes(generation.train([text for _, text in SECONDS_AND_TEXT], 40))
+    flags = ["--buckets", 1, "--shape-file", jsonl(tmp_path / "cuts.jsonl.gz", simple_cuts())]
+    _, answer = searched(tmp_path, Canned(canned(30_000)), *flags, "--bpe-model", tmp_path / "bpe.model")
+    (row,) = answer.rows
+    longest = max(seconds for seconds, _ in SECONDS_AND_TEXT)
+    assert row["T"] == 100 * longest and longest < row["seconds"] < longest + 0.01
+    assert 5 < row["U"] <= max(len(text) for _, text in SECONDS_AND_TEXT) and row["N"] == len(SECONDS_AND_TEXT)
+    words = ["--model", f"{tmp_path}/model.py:Model", "--device", "cpu", "--memory-limit", "1GiB", *flags]
+    assert called(Canned(), *words) == 2 and "--bpe-model" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from rnnt_bench.tools.kept import read
 from rnnt_bench.tools.profile import command as cli
 from rnnt_bench.tools.profile import labels as labelling
 from rnnt_bench.tools.profile import rows
+from rnnt_bench.tools.sizes import Sizes
 
 icefall = runpy.run_path(str(ROOT / "examples" / "icefall.py"))
 SMALL = dict(encoder_dim=16, decoder_dim=12, joiner_dim=14, heads=2, feed_forward=24, kernel=5, layers=2, vocab_size=11)
@@ -101,7 +102,7 @@ def test_parameters_are_icefall_s_and_differ_by_what_is_known(shapes, tmp_path, 
 def test_relative_attention_is_that_of_transformer_xl():
     """Row by row: (q_i + u) k_j + (q_i + v) W p(i - j), over the root of the head's size."""
     torch.manual_seed(1)
-    of = rows.Sizes(encoder_dim=8, heads=2, dropout=0.0)
+    of = Sizes(encoder_dim=8, heads=2, dropout=0.0)
     attention, (x, table) = icefall["RelativeAttention"](of), icefall["Positions"](of)(torch.randn(1, 5, 8))
     query, key, value = attention.in_proj(x[0]).chunk(3, dim=-1)
     expected = torch.empty(5, 8)

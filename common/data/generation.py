@@ -32,7 +32,7 @@ BATCH_SIZE = 30
 MOST_UNKNOWN = 0.01
 #: Seconds by which a duration may miss its bound: durations are of whole samples, and speeds divide them.
 ROUNDING = 1e-4
-#: Return value of _from_figures and _from_manifest: T and U, int32 (rows, 2); feature frames and U; the provenance;
+#: Return value of _from_figures and from_manifest: T and U, int32 (rows, 2); feature frames and U; the provenance;
 #: (path, content) of files that are written beside the shape file.
 Generated = Tuple[np.ndarray, np.ndarray, shapes.Provenance, List[Tuple[Path, bytes]]]
 
@@ -48,7 +48,7 @@ def generate(flags: argparse.Namespace) -> List[str]:
         _check_own(flags.output, path, shapes.entry(path, "shape_file"))
     if flags.bpe_vocab_size:
         _check_own(flags.output, _trained_model(flags), shapes.entry(flags.output, "bpe_model"))
-    generated = _from_figures(flags) if flags.from_figures else _from_manifest(flags, outputs)
+    generated = _from_figures(flags) if flags.from_figures else from_manifest(flags, outputs)
     rows, features, provenance, beside = generated
     provenance = {"schema": SCHEMA, **provenance}
     shapes.save(flags.output, rows, provenance, *beside)
@@ -107,7 +107,9 @@ def _from_figures(flags: argparse.Namespace) -> Generated:
     return (*shapes.draw(seed), provenance, [])
 
 
-def _from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Generated:
+def from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Generated:
+    """Return what the flags of the command shapes say of a manifest.  outputs: files that no input may be.  Raises
+    UserError."""
     model = load_model(flags.bpe_model) if flags.bpe_model else None
     model_file = flags.bpe_model or _trained_model(flags)
     recordings = flags.recordings

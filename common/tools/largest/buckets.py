@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from statistics import median
 from typing import Any, Dict, List, Tuple
@@ -11,7 +12,7 @@ from msgspec import Struct
 from rnnt_bench.core import text
 from rnnt_bench.present.parts import Cell, measured, tabulated
 from rnnt_bench.records import schema
-from rnnt_bench.tools.kept import Answer, Kept
+from rnnt_bench.tools.kept import NOT_RUN, Answer, Job, Kept
 from rnnt_bench.tools.largest.search import LIMITS, TOLERANCE, Search, Try
 
 #: Part of the utterances of a bin that have no more tokens than its U; a longer text is to be left out.
@@ -94,17 +95,13 @@ def of_utterances(utterances: Any, durations: int, parts: int) -> List[Bucket]:
     return buckets
 
 
-def name_of(loss: str, number: int) -> str:
-    return f"{loss} bucket-{number}".strip()
-
-
 def searches(config: Training, kept: Kept, loss: str) -> List[Search]:
     """Return the search of each bucket.  The first size to try follows from the bucket of longer utterances."""
     result: List[Search] = []
     start, stride = 1, 1.0
     for number in range(len(config.buckets), 0, -1):
         bucket = config.buckets[number - 1]
-        search = Search(name_of(loss, number), 1, bucket.count, start, stride)
+        search = Search(f"{loss} bucket-{number}".strip(), 1, bucket.count, start, stride)
         size = search.outcome(kept).size
         stride = TOLERANCE if size else 1.0
         shorter = config.buckets[number - 2]
@@ -113,31 +110,20 @@ def searches(config: Training, kept: Kept, loss: str) -> List[Search]:
     return result
 
 
-class Together(Struct, frozen=True):
-    """The steps over all buckets: their sizes, how often one was reduced, the status of the last run."""
-
-    sizes: Dict[int, int]
-    reduced: Dict[int, int]
-    number: int
-    status: str
-    reason: str
-
-
-def together(config: Training, kept: Kept, loss: str) -> Together:
-    """Return the sizes of the buckets, those that failed among the others reduced."""
-    found = {number: search.outcome(kept).size for number, search in enumerate(searches(config, kept, loss), 1)}
-    sizes = {number: size for number, size in found.items() if size}
-    before = dict(sizes)
-    number = 1
-    while (job := kept.job(f"{loss} together-{number}".strip())).status in LIMITS:
-        failed = job.of(Try)[-1].bucket if job.values else None
+def together(config: Training, kept: Kept, loss: str) -> Tuple[Dict[int, int], str, Job]:
+    """Return the sizes of the buckets, those that failed among the others reduced; the last job, after its name."""
+    ends = {number: search.outcome(kept) for number, search in enumerate(searches(config, kept, loss), 1)}
+    sizes = {number: end.size for number, end in ends.items() if end.size}
+    for run in itertools.count(1):
+        name = f"{loss} together-{run}".strip()
+        job = kept.job(name)
+        failed = job.of(Try)[-1].bucket if job.values and job.status in LIMITS else None
         if failed is None:
             break
         sizes[failed] = min(sizes[failed] - 1, int((1 - TOLERANCE) * sizes[failed]))
-        sizes = {key: size for key, size in sizes.items() if size > 0}
-        number += 1
-    reduced = {key: size for key, size in before.items() if sizes.get(key) != size}
-    return Together(sizes, reduced, number, job.status, job.reason)
+        if not sizes[failed]:
+            del sizes[failed]
+    return sizes, name, job
 
 
 def coming(config: Training, kept: Kept) -> List[Tuple[str, str, Dict[int, int]]]:
@@ -152,24 +138,13 @@ def coming(config: Training, kept: Kept) -> List[Tuple[str, str, Dict[int, int]]
     ]
     if probes:
         return probes
-    ends = {loss: together(config, kept, loss) for loss in config.losses}
-    return [
-        (loss, f"{loss} together-{end.number}".strip(), end.sizes)
-        for loss, end in ends.items()
-        if end.sizes and end.status != "ok"
-    ]
+    ends = [(loss, *together(config, kept, loss)) for loss in config.losses]
+    return [(loss, name, sizes) for loss, sizes, name, job in ends if sizes and job.status != "ok"]
 
 
 def _seconds(config: Training, bucket: Bucket) -> float:
     """Return the duration below which all utterances of a bucket are, and none of a frame more."""
     return round((bucket.T + 0.5) * config.seconds, 4)
-
-
-def _per_second(kept: Kept, loss: str, number: int) -> Dict[int, float]:
-    """Return utterances per second by bucket, of the steps over all buckets."""
-    steps = [step for step in kept.job(f"{loss} together-{number}".strip()).of(Try) if step.ns and not step.peak_bytes]
-    rates = text.gathered((int(step.bucket or 0), step.N / (step.ns or 1) * 1e9) for step in steps)
-    return {bucket: median(known) for bucket, known in rates.items()}
 
 
 def answer(kept: Kept) -> Answer:
@@ -196,11 +171,12 @@ def answer(kept: Kept) -> Answer:
 
 def _add(result: Answer, rows: List[Dict[str, Cell]], config: Training, kept: Kept, loss: str) -> None:
     """Add what is known of a loss to the answer, and its columns to the rows of the table."""
-    end = together(config, kept, loss)
-    rates = _per_second(kept, loss, end.number)
+    sizes, _, job = together(config, kept, loss)
+    timed = [step for step in job.of(Try) if step.ns and not step.peak_bytes]
+    rates = text.gathered((step.bucket, step.N / (step.ns or 1) * 1e9) for step in timed)
     for number, (bucket, search) in enumerate(zip(config.buckets, searches(config, kept, loss)), 1):
         outcome = search.outcome(kept)
-        size = end.sizes.get(number)
+        size = sizes.get(number)
         step = outcome.heaviest
         values: Dict[str, Any] = {
             "loss": loss,
@@ -214,26 +190,27 @@ def _add(result: Answer, rows: List[Dict[str, Cell]], config: Training, kept: Ke
             "peak_mb": step.peak_bytes / text.MB if step and step.peak_bytes else None,
             "frames": round(size * bucket.frames / bucket.count) if size else None,
             "padded_frames": size * bucket.T if size else None,
-            "utterances_per_second": rates.get(number),
+            "utterances_per_second": median(rates[number]) if number in rates else None,
         }
         result.rows.append(values)
-        rows[number - 1].update({f"{title} {loss}".strip(): measured(values[key]) for key, title in COLUMNS.items()})
-        if size == outcome.size:
-            rows[number - 1][f"N {loss}".strip()] = Cell(outcome.shown, size)
-        if outcome.reason:
-            where = f"{name_of(loss, number)} (T {bucket.T}, U {bucket.U})"
-            result.failures.append(f"{where}: {outcome.status}: {outcome.reason}")
         result.statuses.append(outcome.status)
-    for number, size in end.reduced.items():
-        now = f"now {end.sizes.get(number, 0)}"
-        result.lines.append(f"{name_of(loss, number)}: N {size} ran alone, and not after the others: {now}")
-    if end.sizes and end.status != "ok":
-        result.failures.append(f"{loss} steps over all buckets: {end.status} {end.reason}".strip())
-        result.statuses.append("interrupted" if end.status == "not run" else end.status)
-    if len(end.sizes) == len(config.buckets):
-        sizes = [end.sizes[number] for number in range(1, len(config.buckets) + 1)]
-        result.lines.append(_max_duration(config, sizes, f" {loss}".rstrip()))
-        result.forms.update(_forms(config, sizes))
+        cells = {title: measured(values[key]) for key, title in COLUMNS.items()}
+        if size == outcome.size:
+            cells["N"] = Cell(outcome.shown, size)
+        else:
+            words = f"N {outcome.size} ran alone, and not after the others: now {size or 0}"
+            result.lines.append(f"{search.name}: {words}")
+        rows[number - 1].update({f"{title} {loss}".strip(): cell for title, cell in cells.items()})
+        if outcome.reason:
+            where = f"{search.name} (T {bucket.T}, U {bucket.U})"
+            result.failures.append(f"{where}: {outcome.status}: {outcome.reason}")
+    if sizes and job.status != "ok":
+        result.failures.append(f"{loss} steps over all buckets: {job.status} {job.reason}".strip())
+        result.statuses.append("interrupted" if job.status == NOT_RUN else job.status)
+    if len(sizes) == len(config.buckets):
+        in_order = [sizes[number] for number in range(1, len(sizes) + 1)]
+        result.lines.append(_max_duration(config, in_order, f" {loss}".rstrip()))
+        result.forms.update(_forms(config, in_order))
 
 
 def _bought(rows: List[Dict[str, Any]], first: str, loss: str, unknown: str) -> str:

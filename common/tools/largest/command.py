@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from rnnt_bench.cli import benchmark
+from rnnt_bench.cli import shapes as shape_files
 from rnnt_bench.cli.parser import add_choice, add_setting, chosen, read_settings, standard
 from rnnt_bench.core import files, flag_types, settings, text
 from rnnt_bench.core.arguments import Parser
@@ -16,6 +17,7 @@ from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.implementations import find
 from rnnt_bench.jobs import job, session
 from rnnt_bench.records import store
+from rnnt_bench.records.schema import as_written
 from rnnt_bench.setup import interpreters
 from rnnt_bench.show.tables import FORMATS
 from rnnt_bench.system import memory
@@ -23,6 +25,7 @@ from rnnt_bench.tools import commands, configuration, kept
 from rnnt_bench.tools.largest import buckets, losses
 from rnnt_bench.tools.largest.losses import TOOL
 from rnnt_bench.tools.largest.search import Search, limit_of
+from rnnt_bench.tools.sizes import ICEFALL, read_sizes
 
 DESCRIPTION = """Find the largest batch of each loss that gets through a step within a limit on memory.
 
@@ -37,6 +40,12 @@ EXAMPLES = """examples:
 Exit code: 0 if every loss that can run here has an answer; 1 if one failed; 2 for bad usage."""
 #: Settings that have no meaning here: all steps are of the heaviest batches, and nothing is timed.
 WITHOUT = ("passes", "scopes", "sort_utterance", "batch_size", "max_frames", "batches", "num_batches", "mode")
+#: Settings that have a meaning for a model.
+OF_MODEL = ("shape_file", "seed", "threads", "vocab_size", "file_vocab_size")
+#: Ends of the names of lhotse's manifests.
+MANIFESTS = (".json", ".jsonl", ".gz")
+#: The model of a YAML file.
+TRAINED = "rnnt_bench.tools.transducer:Trained"
 #: Utterances of the batch on which correctness is judged, before the size is known.
 JUDGED = 2
 #: Share of a CPU's available memory that is the limit by default. The loaded process and others need the rest.
@@ -58,8 +67,9 @@ def parser() -> Parser:
         "Default: nine tenths of what is available now on a CPU, all that is free on CUDA",
     )
     _add_model(result.add_argument_group("the batch of a whole training, bucket by bucket"))
-    whole = flag_types.whole(1)
-    group.add_argument("--largest-cap", type=whole, metavar="K", help="Try no more than so many. Default: all")
+    group.add_argument(
+        "--largest-cap", type=flag_types.whole(1), metavar="K", help="Try no more than so many. Default: all"
+    )
     words = "Search the largest --max-frames of utterances sorted by length, not the largest --batch-size"
     add_setting(group, "sort_utterance", words)
     add_setting(group, "batch_size", "The first size to try. Default: by --preset")
@@ -73,11 +83,10 @@ def parser() -> Parser:
     group = result.add_argument_group("the run")
     add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
     group.add_argument("--in-place", action="store_true", help="Run everything in this Python, with what it has.")
-    quick = "a small joiner and vocabulary"
     commands.add_flags(
         group,
         folder="largest-<what>",
-        quick=quick,
+        quick="a small joiner and vocabulary",
         timeout=1800.0,
         seed="Seed of inputs and weights",
         formats=(*FORMATS, "lhotse", "nemo"),
@@ -146,30 +155,63 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
 
 
 def _add_model(group: Any) -> None:
+    form = "KEY=VALUE"
+    whole = flag_types.whole(1)
     group.add_argument(
         "--model",
         metavar="MODULE:NAME",
         help="Model: package.module:name or file.py:name, a class or a factory. It takes features (N, T, F), their "
         "lengths, symbols (N, U+1) with a blank first, and their lengths, and returns its loss, or logits (N, T, U+1, "
-        "V); a model of transformers takes its own. Else its module has batch(N, T, U) and step(model, batch) -> loss.",
+        "V); a model of transformers takes its own. Else its module has batch(N, T, U) and step(model, batch) -> loss. "
+        "Or the Conformer transducer of `rnnt-bench profile`: the YAML file of its sizes, or icefall.",
     )
-    form = "KEY=VALUE"
-    words = "YAML or JSON file of --model's arguments"
-    group.add_argument("--args", type=flag_types.path, metavar="FILE", help=words)
-    words = "An argument of --model, in place of that of --args. Repeatable."
-    group.add_argument("--arg", action="append", default=[], type=flag_types.pair(form), metavar=form, help=words)
-    words = "Search for each of these losses: the factory's argument `loss`; fused: by fused_transducer.recipes.patch"
-    group.add_argument("--losses", type=flag_types.words, default=("",), metavar="A,B", help=words)
-    words = "Bins of equal total duration, each cut into P by tokens. Default: 12"
-    group.add_argument("--buckets", type=_buckets, default=(12, 1), metavar="K[xP]", help=words)
-    words = "Share of the limit to leave free in the search. Default: 5%%"
-    group.add_argument("--margin", type=flag_types.percentage, default=0.05, metavar="P%", help=words)
+    group.add_argument("--args", type=flag_types.path, metavar="FILE", help="YAML or JSON file of --model's arguments.")
+    group.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        type=flag_types.pair(form),
+        metavar=form,
+        help="An argument of --model, or a size, in place of that of the file. Repeatable.",
+    )
+    group.add_argument(
+        "--losses",
+        type=flag_types.words,
+        default=("",),
+        metavar="A,B",
+        help="Search for each of these losses: the factory's argument `loss`; fused: by fused_transducer.recipes.patch",
+    )
+    group.add_argument(
+        "--buckets",
+        type=_buckets,
+        default=(12, 1),
+        metavar="K[xP]",
+        help="Bins of equal total duration, each cut into P by tokens. Default: 12",
+    )
+    group.add_argument(
+        "--bpe-model",
+        type=flag_types.path,
+        metavar="FILE",
+        help="SentencePiece model that counts the tokens, where --shape-file is a lhotse manifest of cuts or "
+        "supervisions.",
+    )
+    group.add_argument(
+        "--margin",
+        type=flag_types.percentage,
+        default=0.05,
+        metavar="P%",
+        help="Share of the limit to leave free in the search. Default: 5%%",
+    )
     group.add_argument("--optimizer", default="AdamW", metavar="NAME", help="Class of torch.optim. Default: AdamW")
     group.add_argument("--amp", choices=("bfloat16",), help="Run the model under autocast. Default: none")
-    whole = flag_types.whole(1)
     group.add_argument("--features", type=whole, default=80, metavar="F", help="Features of a frame. Default: 80")
-    words = "Samples of a frame, for a model that takes samples. Default: 160"
-    group.add_argument("--hop", type=whole, default=160, metavar="N", help=words)
+    group.add_argument(
+        "--hop",
+        type=whole,
+        default=160,
+        metavar="N",
+        help="Samples of a frame, for a model that takes samples. Default: 160",
+    )
 
 
 def _buckets(text: str) -> Tuple[int, int]:
@@ -180,35 +222,26 @@ def _buckets(text: str) -> Tuple[int, int]:
 
 def _of_model(arguments: argparse.Namespace, executor: Optional[session.Executor]) -> int:
     """Search the largest batch of each bucket of a model; return the exit code."""
-    from rnnt_bench.data import batching, shapes  # bring numpy, which --help does without
-
-    interpreters.with_torch()
+    arguments.shape_file = arguments.shape_file or files.ROOT / "data" / "shape_info.features.pt"
+    is_manifest = arguments.shape_file.suffix in MANIFESTS
+    interpreters.with_torch(*(("lhotse", "sentencepiece") if is_manifest else ()))
     device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
-    path = (arguments.shape_file or files.ROOT / "data" / "shape_info.features.pt").absolute()
-    own = path.is_relative_to(files.ROOT)  # of the suite, wherever it is
-    given = {
-        "shape_file": str(path.relative_to(files.ROOT) if own else path),
-        "seed": arguments.seed,
-        "threads": arguments.threads,
-    }
-    resolved = settings.resolve({**given, "vocab_size": arguments.vocab_size}, device)
-    utterances = shapes.load(path)
-    utterances[:, 0] = shapes.feature_frames(utterances[:, 0], shapes.subsampling(path) or batching.SUBSAMPLING)
-    durations, parts = arguments.buckets
+    given = read_settings(arguments)
+    resolved = settings.resolve({key: given.get(key) for key in OF_MODEL}, device)
+    utterances, seconds = _utterances(arguments.shape_file, is_manifest, arguments.bpe_model)
     limit, size = memory_limit(arguments.memory_limit, device)
-    name = configuration.python_name(arguments.model, Path())
-    values = configuration.read(arguments.args) if arguments.args else {}
-    values.update((key, configuration.parsed(value, f"--arg {key}")) for key, value in arguments.arg)
+    model = _named(arguments, resolved.vocab_size, device)
     amp = [f"amp {arguments.amp}"] if arguments.amp else []
+    of_model = (f"{key} {value}" for key, value in model["arguments"].items() if value != "")
     config = buckets.Training(
         model=arguments.model,
         losses=list(arguments.losses),
-        buckets=buckets.of_utterances(utterances, durations, parts),
-        parts=parts,
-        seconds=shapes.frame_shift(path),
+        buckets=buckets.of_utterances(utterances, *arguments.buckets),
+        parts=arguments.buckets[1],
+        seconds=seconds,
         limit=limit,
         margin=arguments.margin,
-        words=[", ".join([arguments.optimizer, *amp, *(f"{key} {value}" for key, value in values.items())])],
+        words=[", ".join([arguments.optimizer, *amp, *of_model])],
     )
 
     def task(loss: str, called: str, sizes: Dict[int, int], limit_bytes: Optional[int] = size) -> job.Task:
@@ -217,14 +250,11 @@ def _of_model(arguments: argparse.Namespace, executor: Optional[session.Executor
             (number, N, config.buckets[number - 1].T, config.buckets[number - 1].U) for number, N in sizes.items()
         ]
         given = {
-            "model": name,
-            "arguments": values,
+            **model,
             "loss": loss,
             "optimizer": arguments.optimizer,
             "amp": bool(arguments.amp),
-            "features": arguments.features,
             "hop": arguments.hop,
-            "vocab_size": resolved.vocab_size,
             "buckets": chosen,
             "steps": buckets.PROBE_STEPS if alone else max(buckets.TOGETHER, buckets.OF_BUCKET * len(sizes)),
             "limit_bytes": limit_bytes,
@@ -239,6 +269,33 @@ def _of_model(arguments: argparse.Namespace, executor: Optional[session.Executor
 
     called = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(arguments.model).name)
     return commands.measured(TOOL, called, config, [], resolved, arguments, losses.answer, executor, follow=follow)
+
+
+def _utterances(path: Path, is_manifest: bool, bpe_model: Optional[Path]) -> Tuple[Any, float]:
+    """Return feature frames and tokens of each utterance, (utterances, 2), and the seconds of a frame."""
+    from rnnt_bench.data import batching, generation, shapes  # bring numpy, which --help does without
+
+    if not is_manifest:
+        utterances = shapes.load(path)
+        utterances[:, 0] = shapes.feature_frames(utterances[:, 0], shapes.subsampling(path) or batching.SUBSAMPLING)
+        return utterances, shapes.frame_shift(path)
+    if bpe_model is None:
+        raise UserError(f"--shape-file {path}: a manifest has texts; give --bpe-model, which counts their tokens")
+    flags = shape_files.parser().parse_args(["--manifest", str(path), "--bpe-model", str(bpe_model)])
+    return generation.from_manifest(flags, [])[1], flags.frame_shift
+
+
+def _named(arguments: argparse.Namespace, vocab_size: int, device: str) -> Dict[str, Any]:
+    """Return the model that --model names, with its arguments and the sizes of a batch, as a job takes them."""
+    if arguments.model == ICEFALL or Path(arguments.model).suffix in (".yaml", ".yml", ".json"):
+        of = read_sizes(arguments.model, arguments.arg, "--arg")
+        config = ICEFALL if arguments.model == ICEFALL else ""
+        values = {**as_written(of), "config": config, "device": device}
+        return {"model": TRAINED, "arguments": values, "features": of.features, "vocab_size": of.vocab_size}
+    values = configuration.read(arguments.args) if arguments.args else {}
+    values.update((key, configuration.parsed(value, f"--arg {key}")) for key, value in arguments.arg)
+    name = configuration.python_name(arguments.model, Path())
+    return {"model": name, "arguments": values, "features": arguments.features, "vocab_size": vocab_size}
 
 
 def _sizes(resolved: settings.Settings, largest_cap: Optional[int]) -> Tuple[int, int, int]:

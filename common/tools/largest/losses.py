@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
+from typing import Dict, List, Optional, Tuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from rnnt_bench.analysis.groups import TITLES
 from rnnt_bench.analysis.metrics import amount
@@ -13,11 +13,9 @@ from rnnt_bench.present.parts import Cell, measured, tabulated
 from rnnt_bench.records import schema
 from rnnt_bench.tools.kept import NOT_RUN, Answer, Kept, slice_of
 from rnnt_bench.tools.largest import buckets
-from rnnt_bench.tools.largest.search import Outcome, Search
+from rnnt_bench.tools.largest.search import TOLERANCE, Outcome, Search
 
 TOOL, TITLE = "largest", "Largest batch that fits"
-#: Sizes closer than this are no difference: the search knows them to 5%.
-MARGIN = 0.05
 
 
 class Losses(Struct, tag="losses", kw_only=True):
@@ -42,38 +40,36 @@ class Losses(Struct, tag="losses", kw_only=True):
     words: List[str]
 
 
+def state(config: Losses, search: Search, kept: Kept) -> Tuple[Outcome, Optional[Tuple[str, int]]]:
+    """Return how far the search of a loss is, with its correctness before and the judgement of the size found after it,
+    and (pass, size) of the job that comes next; None where none does."""
+    if search.name in config.missing:
+        return Outcome(None, "missing", config.missing[search.name]), None
+    correct = kept.job(f"{search.name} correctness")
+    if correct.status == NOT_RUN:
+        return Outcome(None, "interrupted", "stopped before it was judged; --resume goes on"), None
+    if correct.status != "ok":
+        return Outcome(None, correct.status, correct.reason), None
+    end = search.outcome(kept)
+    size = search.next(kept)
+    if size is not None:
+        return end, ("probe", size)
+    largest = end.size
+    judged = kept.job(f"{search.name} judge-{largest}")
+    if largest is None or end.status != "ok" or judged.status == "ok":
+        return end, None
+    if judged.status in ("interrupted", NOT_RUN):
+        reason = "stopped before the size found was judged; --resume goes on"
+        end = structs.replace(end, status="interrupted", reason=reason)
+    else:
+        end = structs.replace(end, status="wrong", reason=judged.reason)
+    return end, ("judge", largest)
+
+
 def coming(config: Losses, kept: Kept) -> List[Tuple[str, str, int]]:
     """Return (loss, pass, size) of the next job of each right loss: the sizes, then a step of the size found."""
-    jobs: List[Tuple[str, str, int]] = []
-    for search in config.losses:
-        if kept.job(f"{search.name} correctness").status != "ok":
-            continue
-        size = search.next(kept)
-        found = search.outcome(kept).size
-        if size is not None:
-            jobs.append((search.name, "probe", size))
-        elif found is not None and kept.job(f"{search.name} judge-{found}").status != "ok":
-            jobs.append((search.name, "judge", found))
-    return jobs
-
-
-def outcome(config: Losses, search: Search, kept: Kept) -> Outcome:
-    """Return how the search of a loss ended, with its correctness before, and the judgement of the size found."""
-    if search.name in config.missing:
-        return Outcome(None, "missing", config.missing[search.name])
-    correct = kept.job(f"{search.name} correctness")
-    if correct.status != "ok":
-        status = "interrupted" if correct.status == NOT_RUN else correct.status
-        return Outcome(None, status, correct.reason or "stopped before it was judged; --resume goes on")
-    end = search.outcome(kept)
-    if end.status == "ok":
-        judged = kept.job(f"{search.name} judge-{end.size}")
-        if judged.status in ("interrupted", NOT_RUN):
-            words = "stopped before the size found was judged; --resume goes on"
-            return Outcome(end.size, "interrupted", words, end.limited_by, end.heaviest)
-        if judged.status != "ok":
-            return Outcome(end.size, "wrong", judged.reason, end.limited_by, end.heaviest)
-    return end
+    jobs = {search.name: state(config, search, kept)[1] for search in config.losses}
+    return [(name, *job) for name, job in jobs.items() if job]
 
 
 def answer(kept: Kept) -> Answer:
@@ -81,7 +77,7 @@ def answer(kept: Kept) -> Answer:
     if kept.header.config["type"] == "training":
         return buckets.answer(kept)
     config = schema.typed(kept.header.config, Losses)
-    ends = {search.name: outcome(config, search, kept) for search in config.losses}
+    ends = {search.name: state(config, search, kept)[0] for search in config.losses}
     kinds = config.kinds
     rank = {kind: number for number, kind in enumerate(implementations.KINDS)}
     names = sorted(ends, key=lambda name: (rank.get(kinds[name], 0), -(ends[name].size or 0), name))
@@ -144,7 +140,7 @@ def _verdict(title: str, ends: Dict[str, Outcome], unit: str) -> str:
     if open_:
         return f"largest batch, {title}: withheld: the search of {', '.join(open_)} did not end; --resume goes on"
     (best, size), *others = sorted(sizes.items(), key=lambda item: -item[1])
-    rivals = [name for name, other in others if size <= (1 + MARGIN) * other]
+    rivals = [name for name, other in others if size <= (1 + TOLERANCE) * other]
     names = " or ".join([best, *rivals])
     behind = f"; next is {others[0][0]} at {others[0][1]}" if others and not rivals else ""
     return f"largest batch, {title}: {names}, {size} {unit}{behind}"

@@ -4,30 +4,25 @@ A probe runs one step of the heaviest batches of a size, in a process of its own
 runs out of memory, whatever the error is called, does not fit.
 
 The correctness pass of a search judges few utterances, since it comes before the size is known.  So a step of the
-heaviest batch at the size found is judged too: its loss against one forward of the oracle, some frames at a time, and
-of its gradient that of one utterance, drawn from all.  It takes about as long as a step, and no memory of the batch's
-size.
+heaviest batch at the size found is judged too, as one after timing is: its loss, and random sums of its gradient.  The
+oracle computes some frames at a time.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from functools import partial
-from typing import Any, Dict, Iterator, Mapping, Tuple
-
-import torch
+from typing import Any, Iterator, Mapping
 
 from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.settings import Settings
 from rnnt_bench.core.text import finite
 from rnnt_bench.data.batching import heaviest
 from rnnt_bench.instruments.memory import AddressSpace, Device, Limit
-from rnnt_bench.losses import layouts, rounding, subject, words
-from rnnt_bench.losses.judge import Errors, Right, gradient_of
+from rnnt_bench.losses import layouts, subject, words
+from rnnt_bench.losses.judge import Right
 from rnnt_bench.losses.passes import after_timing, correctness
-from rnnt_bench.losses.questions import alone
-from rnnt_bench.losses.step import LossStep, prepare
+from rnnt_bench.losses.step import prepare
 from rnnt_bench.records.schema import JobLine, Measured, Stop, as_written
 from rnnt_bench.tools.largest import model
 from rnnt_bench.tools.largest.search import Try
@@ -85,67 +80,29 @@ def probe(context, given: Mapping[str, Any]) -> Iterator[Measured]:
 
 
 def judge(context, given: Mapping[str, Any]) -> Iterator[Stop]:
-    """Yield a ``stop`` record of the errors of a step; raise WrongResult if it is wrong.
+    """Yield a ``stop`` record of the errors of a step of the heaviest batch; raise WrongResult if it is wrong.
 
     The limit protects the machine, with the slack for inputs; the oracle is outside of it."""
     (scope,) = context.settings.scopes
-    end, wrong = judged(context, scope, limit_of(context, scope, given))
-    yield end
-    if wrong:
-        raise WrongResult(wrong)
-
-
-def judged(context, scope: str, limited: Limit) -> Tuple[Stop, str]:
-    """Return the errors of a step of the heaviest batch, and what is wrong with it in words."""
     batch = heaviest(context.all_batches)[0]
     inputs = context.new_batch(batch, after_timing.FURTHER_REPEAT)
-    where, n = f"at {words.sizes(inputs.shapes)}", random.SystemRandom().randrange(len(inputs.shapes))
-    with limited.making():
+    has_none = context.forward_only or layouts.of(context.adapter).approximate
+    with limit_of(context, scope, given).making():
         step = context.step(scope, batch, after_timing.FURTHER_REPEAT)
-        loss, prepared = float(step.run()), step.prepared
-        has_none = context.forward_only or layouts.of(context.adapter).approximate
-        gradients = {} if has_none else of_utterance(context, step, n)
-        del step
+        loss = float(step.run())
+        prepared = step.prepared
+        right = Right(context.adapter, context.model, scope, [] if has_none else [step], [after_timing.ONE])
+        sketch = right.sketch_of_loss(after_timing.seed_of(context))
+        del step, right
         context.model.zero_grad(set_to_none=True)
     end = Stop(scope=scope, round=context.round)
-    error, line = after_timing.compared(context, scope, inputs, prepared, loss)
+    error, wrong = after_timing.compared(context, scope, inputs, prepared, loss)
     end.loss_error = finite(error)
-    if not line and gradients:
-        end.grad_error, line = judge_utterance(context, scope, alone(inputs, n), gradients)
-        line = line and f"utterance {n + 1} of {len(inputs.shapes)}: {line}"
-    return end, f"{where}: {line}" if line else ""
-
-
-def of_utterance(context, step: LossStep, n: int) -> Dict[str, torch.Tensor]:
-    """Return copies of the gradients of one utterance: of its outputs, or of what the loss is given, by leaf."""
-    gradients: Dict[str, Any] = step.gradients()
-    T, U = step.batch.shapes[n]
-    if "given" in gradients:
-        cells = layouts.of(context.adapter).cells(step.batch, step.prepared, gradients, gradients)
-        return {"given": cells.of(gradients["given"], n, 0, T).clone()}
-    sizes = {"encoder_out": T, "decoder_out": U + 1}
-    return {name: gradients[name][n : n + 1, :size].clone() for name, size in sizes.items()}
-
-
-def judge_utterance(context, scope: str, single: Any, gradients: Dict[str, Any]) -> Tuple[float, str]:
-    """Return the error of the gradients of an utterance, and what is wrong in words."""
-    adapter = context.adapter
-    step, errors = prepare(adapter, context.model, single, scope), Errors(adapter)
-    if scope == "loss":
-        gradients = {"given": gradients["given"].reshape(step.given.shape)}
-    step.computed = gradients  # of weights those are of all utterances
-    right = Right(adapter, context.model, scope, [step], [after_timing.ONE])
-    errors.collect(right.parts(right.lattices()[0]))
-    limits = rounding.allowed(
-        after_timing.precision(context),
-        single.shapes,
-        right.score,
-        abs(float(right.losses[0].max())),
-        largest=max(leaf.largest for leaf in errors.leaves.values()),
-        negligible=adapter.negligible,
-    )
-    name = max(errors.leaves, key=lambda name: errors.leaves[name].error)
-    error = finite(errors.leaves[name].error)
-    if error <= limits.gradient:
-        return error, ""
-    return error, f"the {gradient_of(name)} {words.size(error)}, {limits.gradient:.0e} is allowed"
+    if not wrong and not has_none:
+        fresh = prepare(context.adapter, context.model, inputs, scope)
+        rights = after_timing.sketched(context, scope, [fresh], [after_timing.ONE])
+        error, wrong = after_timing.judged(context, inputs.shapes, sketch, rights)
+        end.grad_error = finite(error)
+    yield end
+    if wrong:
+        raise WrongResult(f"at {words.sizes(inputs.shapes)}: {wrong}")

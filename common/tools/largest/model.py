@@ -10,10 +10,10 @@ import importlib
 import inspect
 import random
 import time
-from contextlib import nullcontext
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 import torch
+from torch.utils._pytree import tree_map
 
 from rnnt_bench.core import text
 from rnnt_bench.core.errors import OutOfMemory, UserError
@@ -66,8 +66,6 @@ def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
 
 def imported(name: str) -> Dict[str, Any]:
     """Import the module of a model; return its functions `batch` and `step`, where it has them.  Raises UserError."""
-    if name.startswith((loading.S3PRL, loading.HUGGING_FACE)):
-        return {}
     module = loading.module(name.rpartition(":")[0])
     return {key: getattr(module, key) for key in ("batch", "step") if callable(getattr(module, key, None))}
 
@@ -76,40 +74,34 @@ class Training:
     """A model with its loss and optimizer.  Raises UserError for what cannot be made."""
 
     def __init__(self, given: Mapping[str, Any], device: torch.device, own: Mapping[str, Any], optimizer: Any):
-        self.given, self.device, self.own, self.loss = given, device, own, given["loss"]
-        self.model: Any = self._model().train()
+        self.given, self.device, self.own = given, device, own
+        self.model: Any = self._model(given["model"], dict(given["arguments"]), given["loss"]).train()
         self.optimizer = optimizer(self.model.parameters(), lr=1e-5)
 
-    def _model(self) -> torch.nn.Module:
-        name, arguments = self.given["model"], dict(self.given["arguments"])
-        maker: Any = None if name.startswith((loading.S3PRL, loading.HUGGING_FACE)) else loading.imported(name)
-        if self.loss and maker is not None and "loss" in _parameters(maker):
-            return loading.load(name, {**arguments, "loss": self.loss}, str(self.device))
+    def _model(self, name: str, arguments: Dict[str, Any], loss: str) -> torch.nn.Module:
+        maker = loading.imported(name)
+        if loss and "loss" in inspect.signature(maker).parameters:
+            return loading.load(name, {**arguments, "loss": loss}, str(self.device))
         if hasattr(maker, "config_class"):  # a model of transformers, of random weights
-            try:
-                model: torch.nn.Module = maker(maker.config_class(**arguments)).to(self.device)
-            except (TypeError, ValueError) as error:
-                raise UserError(f"{name} cannot be made: {text.reason_of(error)}") from error
+            model = loading.made(name, lambda: maker(maker.config_class(**arguments)), {}).to(self.device)
         else:
             model = loading.load(name, arguments, str(self.device))
-        if not self.loss:
-            return model
-        if self.loss == "fused" and hasattr(model, "joint"):
+        if loss == "fused" and hasattr(model, "joint"):
             recipes = importlib.import_module("fused_transducer.recipes")
             try:
-                patched: torch.nn.Module = recipes.patch(model)
-                return patched
+                return recipes.patch(model)
             except ValueError as error:
                 raise UserError(f"--losses fused: {error}; give the factory an argument `loss`") from error
-        raise UserError(f"--losses {self.loss}: {name} takes no argument `loss`; give its factory one")
+        if loss:
+            raise UserError(f"--losses {loss}: {name} takes no argument `loss`; give its factory one")
+        return model
 
     def step(self, N: int, T: int, U: int, number: int) -> None:
         """Run forward, backward and the optimizer's step on a new batch.  Raises UserError for a batch that the model
         refuses, and what tells of lack of memory as it is."""
         try:
             batch = self.batch(N, T, U)
-            amp = torch.autocast(self.device.type, torch.bfloat16) if self.given["amp"] else nullcontext()
-            with amp:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.given["amp"]):
                 loss = self.own["step"](self.model, batch) if "step" in self.own else self.forward(batch)
             loss.backward()
             self.optimizer.step()
@@ -125,20 +117,21 @@ class Training:
     def batch(self, N: int, T: int, U: int) -> Any:
         """Return a batch of N utterances, as the module's `batch` makes it, or as the model's forward takes it."""
         if "batch" in self.own:
-            return _moved(self.own["batch"](N, T, U), self.device)
-        V = self.given["vocab_size"]
-        symbols = torch.randint(1, V, (N, U), device=self.device)
-        lengths = torch.full((N,), T, device=self.device)
+            made = self.own["batch"](N, T, U)
+            return tree_map(lambda part: part.to(self.device) if hasattr(part, "to") else part, made)
+        symbols = torch.randint(1, self.given["vocab_size"], (N, U), device=self.device)
         name = getattr(self.model, "main_input_name", "")
+        size = (N, T * self.given["hop"]) if name == "input_values" else (N, T, self.given["features"])
+        inputs = torch.randn(size, device=self.device)
         if not name:
             started = torch.nn.functional.pad(symbols, (1, 0))
-            features = torch.randn(N, T, self.given["features"], device=self.device)
-            return features, lengths, started, torch.full((N,), U + 1, device=self.device)
-        size = (N, T * self.given["hop"]) if name == "input_values" else (N, T, self.given["features"])
-        batch = {name: torch.randn(size, device=self.device), "labels": symbols}
-        if "attention_mask" in _parameters(self.model.forward):
+            lengths = torch.full((N,), T, device=self.device)
+            return inputs, lengths, started, torch.full((N,), U + 1, device=self.device)
+        batch = {name: inputs, "labels": symbols}
+        taken = inspect.signature(self.model.forward).parameters
+        if "attention_mask" in taken:
             batch["attention_mask"] = torch.ones(size[:2], dtype=torch.bool, device=self.device)
-        if "decoder_input_ids" in _parameters(self.model.forward):
+        if "decoder_input_ids" in taken:
             blank = self.model.config.blank_token_id
             batch["decoder_input_ids"] = torch.nn.functional.pad(symbols, (1, 0), value=blank)
         return batch
@@ -160,21 +153,3 @@ class Training:
         frames, tokens = (torch.full((N,), size, dtype=torch.int32, device=self.device) for size in (T, U - 1))
         targets = batch[2][:, 1:].int().contiguous()
         return rnnt_loss(first.float(), targets, frames, tokens, blank=0, reduction="mean")
-
-
-def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # of a builtin
-        return {}
-
-
-def _moved(batch: Any, device: torch.device) -> Any:
-    """Return a batch on the device: a tensor, or a list, tuple or mapping of such; anything else as it is."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: _moved(value, device) for key, value in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(_moved(value, device) for value in batch)
-    return batch

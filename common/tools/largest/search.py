@@ -108,20 +108,20 @@ class Search(Struct, frozen=True):
         return {int(name[len(head) :]): job for name, job in kept.jobs.items() if name.startswith(head)}
 
     def next(self, kept: Kept) -> Optional[int]:
-        probes = self.probes(kept).items()
-        answers = {size: OUTCOMES[job.status] for size, job in probes if job.status in OUTCOMES}
-        return next_size(answers, self.low, self.cap, self.start, self.stride)
+        return next_size(_answers(self.probes(kept)), self.low, self.cap, self.start, self.stride)
 
     def outcome(self, kept: Kept) -> Outcome:
         """Return how the search ended."""
         probes = self.probes(kept)
-        answers = {size: OUTCOMES[job.status] for size, job in probes.items() if job.status in OUTCOMES}
-        size, too_large = bounds(answers)
+        size, too_large = bounds(_answers(probes))
         heaviest = _heaviest(probes[size].of(Try)) if size else None
-        failed = [(tried, job) for tried, job in probes.items() if job.status not in OUTCOMES]
-        for tried, job in failed:
-            if job.status not in ("interrupted", NOT_RUN):
-                return Outcome(size, "error", f"size {tried}: {job.reason}", "error", heaviest)
+        failed = [
+            f"size {tried}: {job.reason}"
+            for tried, job in probes.items()
+            if job.status not in (*OUTCOMES, "interrupted", NOT_RUN)
+        ]
+        if failed:
+            return Outcome(size, "error", failed[0], "error", heaviest)
         if self.next(kept) is not None:
             words = "stopped before the largest was found; --resume goes on"
             return Outcome(size, "interrupted", words, heaviest=heaviest)
@@ -132,6 +132,11 @@ class Search(Struct, frozen=True):
             reason = f"not even {too_large} fits: {end.reason}"
             return Outcome(None, end.status, reason, LIMITS[end.status], _heaviest(end.of(Try)))
         return Outcome(size, "ok", limited_by=LIMITS[end.status], heaviest=heaviest)
+
+
+def _answers(probes: Mapping[int, Job]) -> Dict[int, bool]:
+    """Return whether each size fits; those without an answer are left out."""
+    return {size: OUTCOMES[job.status] for size, job in probes.items() if job.status in OUTCOMES}
 
 
 def limit_of(kept: Kept) -> Optional[int]:

@@ -17,7 +17,8 @@ from rnnt_bench.jobs import job, session
 from rnnt_bench.records.schema import as_written
 from rnnt_bench.setup import interpreters
 from rnnt_bench.tools import commands, configuration
-from rnnt_bench.tools.profile.rows import TOOL, Choice, Profile, Sizes, answer
+from rnnt_bench.tools.profile.rows import TOOL, Choice, Profile, answer
+from rnnt_bench.tools.sizes import ICEFALL, read_sizes
 
 DESCRIPTION = """Show where a training step goes: time, memory and operations of each part of a model and its loss.
 
@@ -162,14 +163,13 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
 
 def chosen(arguments: argparse.Namespace) -> Choice:
     """Return the model and the steps that flags choose.  Raises UserError."""
-    config = "icefall" if str(arguments.config) == "icefall" else ""
-    sizes = configuration.read(arguments.config) if arguments.config and not config else {}
-    configuration.converted(sizes, Sizes, str(arguments.config))
-    sizes.update((key, configuration.parsed(value, f"--size {key}")) for key, value in arguments.size)
-    if arguments.preset and not (arguments.model or arguments.config or arguments.size):
-        sizes["layers"] = 2
-    if config and arguments.model:
-        raise UserError(f"--config {config}: is a model, as --model is; give one of them")
+    config = str(arguments.config or "")
+    named = config if config == ICEFALL else ""
+    changes = arguments.size
+    if arguments.preset and not (arguments.model or config or changes):
+        changes = [("layers", "2")]
+    if named and arguments.model:
+        raise UserError(f"--config {named}: is a model, as --model is; give one of them")
     if arguments.arg and not arguments.model:
         raise UserError("--arg: is an argument of --model; give that too, or --size for the Conformer transducer")
     _check_loss(implementations.find(arguments.loss))
@@ -178,10 +178,10 @@ def chosen(arguments: argparse.Namespace) -> Choice:
         parsed = configuration.parsed(value, f"--arg {key}")
         values[key] = os.path.abspath(parsed) if os.path.isfile(str(parsed)) else parsed
     return Choice(
-        sizes=configuration.converted(sizes, Sizes, "--size"),
+        sizes=read_sizes(config, changes, "--size"),
         loss=arguments.loss,
         model=configuration.python_name(arguments.model, Path()) if arguments.model else "",
-        config=config,
+        config=named,
         arguments=values,
         labels=text.gathered(arguments.label),
         depth=arguments.depth,

@@ -17,7 +17,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping,
 import msgspec
 import torch
 
-from rnnt_bench.core import files, implementations, text
+from rnnt_bench.core import implementations, text
 from rnnt_bench.core.errors import NotRunnable, OutOfMemory, UserError, WrongResult
 from rnnt_bench.core.settings import Settings
 from rnnt_bench.data import batching, shapes
@@ -28,13 +28,12 @@ from rnnt_bench.instruments.device import environment, set_up_torch
 from rnnt_bench.losses.inputs import make_batch
 from rnnt_bench.records.schema import Measured
 from rnnt_bench.system import machine, memory
-from rnnt_bench.tools import loading
-from rnnt_bench.tools.profile import labels, rows, transducer
+from rnnt_bench.tools import loading, transducer
+from rnnt_bench.tools.profile import labels, rows
+from rnnt_bench.tools.sizes import Sizes
 from rnnt_bench.traces import reader, windows
 
-#: icefall's own model, as loading.imported takes it.
-ICEFALL = f"{files.ROOT / 'examples' / 'icefall.py'}:transducer"
-#: Configuration -> the path of a layer of the encoder, and its parts below; "" is of torchaudio's Conformer.
+#: Paths of a layer and of its parts, by configuration; "" is of torchaudio's Conformer.
 LAYERS = {
     "": ("encoder.conformer.conformer_layers.*", ".ffn1", ".self_attn", ".conv_module", ".ffn2"),
     "icefall": ("encoder.layers.*", ".feed_forward_macaron", ".self_attn", ".conv_module", ".feed_forward"),
@@ -65,7 +64,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
 class Inputs:
     """A batch: features (N, frames, F), lengths, symbols (N, U+1) with a blank first, and inputs of the loss."""
 
-    def __init__(self, utterances: Any, sizes: rows.Sizes, adapter: Any, device: torch.device, *key: int):
+    def __init__(self, utterances: Any, sizes: Sizes, adapter: Any, device: torch.device, *key: int):
         batch = make_batch(
             utterances,
             vocab_size=sizes.vocab_size,
@@ -77,22 +76,14 @@ class Inputs:
         self.features = 2 * batch.encoder_out.detach() - 1
         self.lengths = batch.T_lengths.long()
         self.symbols = torch.nn.functional.pad(batch.targets.long(), (1, 0))
-        T_lengths = shapes.subsampled(batch.T_lengths, transducer.SUBSAMPLING)
-        empty = torch.empty(0, device=device)  # the model makes the encoder's and decoder's outputs
-        self.batch = replace(
-            batch,
-            encoder_out=empty,
-            decoder_out=empty,
-            T_lengths=T_lengths,
-            shapes=list(zip(T_lengths.tolist(), batch.U_lengths.tolist())),
-        )
+        self.batch = transducer.batch_of(batch.targets, utterances)
         self.adapter = adapter
         frames, tokens = utterances.T.tolist()
         self.description = rows.Batch(
             N=len(frames),
             frames=sum(frames),
             frames_max=max(frames),
-            T_max=int(T_lengths.max()),
+            T_max=max(T for T, _ in self.batch.shapes),
             U_max=max(tokens),
             tokens=sum(tokens),
         )
@@ -155,10 +146,8 @@ class Profiling:
                     "give one that does: --loss torchaudio"
                 )
             model = transducer.Imported(model, criterion)
-        elif choice.config:
-            model = loading.imported(ICEFALL)(choice.sizes, criterion)
         else:
-            model = transducer.Transducer(choice.sizes, criterion)
+            model = transducer.made(choice.sizes, criterion, choice.config)
         for module in model.modules() if not choice.dropout else ():
             if isinstance(module, torch.nn.modules.dropout._DropoutNd):
                 module.p = 0.0

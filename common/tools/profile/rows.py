@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from functools import partial
 from statistics import fmean, median
-from typing import Annotated, Any, Dict, List, Optional, Tuple
+from typing import Annotated, Any, Dict, List, Optional
 
 from msgspec import Meta, Struct
 
@@ -15,8 +15,8 @@ from rnnt_bench.core import text
 from rnnt_bench.present.parts import Cell, Figure, tabulated
 from rnnt_bench.present.style import PALETTE, axis, bars, layout
 from rnnt_bench.records import schema
-from rnnt_bench.tools.configuration import Positive
 from rnnt_bench.tools.kept import Answer, Kept, of_row, slice_of
+from rnnt_bench.tools.sizes import Sizes
 
 TOOL, TITLE = "profile", "Where the training step goes"
 STEP, OTHER, BACKWARD = "step", "other", "backward"
@@ -26,29 +26,6 @@ OWN_PARTS = {
     "joiner": ("joiner",),
     "loss": ("rnnt_loss", "rnnt_loss_simple", "rnnt_loss_pruned"),
 }
-
-
-class Sizes(Struct, frozen=True, forbid_unknown_fields=True):
-    """The sizes that a configuration may change.  Defaults are icefall's, but dropout, which --no-dropout sets to 0."""
-
-    features: Positive = 80
-    embed_channels: Tuple[Positive, Positive, Positive] = (8, 32, 128)
-    encoder_dim: Positive = 512
-    heads: Positive = 8
-    feed_forward: Positive = 2048
-    layers: Positive = 12
-    kernel: Positive = 31
-    decoder_dim: Positive = 512
-    context: Positive = 2
-    joiner_dim: Positive = 512
-    vocab_size: Positive = 500
-    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.1
-
-    def __post_init__(self) -> None:
-        if self.encoder_dim % self.heads:
-            raise ValueError(f"encoder_dim is {self.encoder_dim}; give a multiple of heads ({self.heads})")
-        if self.kernel % 2 == 0:
-            raise ValueError(f"kernel is {self.kernel}; give an odd number")
 
 
 class Choice(Struct, kw_only=True, frozen=True):

@@ -1,5 +1,5 @@
-"""The model of the profile: a Conformer transducer of the shape of icefall's pruned_transducer_stateless2, built of
-torchaudio.models.Conformer and torch.nn, with any loss of this suite.
+"""The model of `profile`, and of `largest` where a YAML names it: a Conformer transducer of the shape of icefall's
+pruned_transducer_stateless2, built of torchaudio.models.Conformer and torch.nn, with any loss of this suite.
 
 docs/profile.md has the parameters of both, part by part, and why they differ."""
 
@@ -7,18 +7,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
+from rnnt_bench.core import files, implementations, settings
 from rnnt_bench.data.shapes import subsampled
 from rnnt_bench.losses import layouts
 from rnnt_bench.losses.inputs import Batch, Joiner
 from rnnt_bench.tools import loading
-from rnnt_bench.tools.profile.rows import Sizes
+from rnnt_bench.tools.sizes import Sizes
 
 SUBSAMPLING = 4
+#: The file of icefall's own model.
+ICEFALL_MODEL = f"{files.ROOT / 'examples' / 'icefall.py'}:transducer"
+
+
+def batch_of(targets: torch.Tensor, utterances: Iterable[Tuple[int, int]]) -> Batch:
+    """Return a batch of int32 targets (N, U) and of (feature frames, U) of each utterance, whose outputs of encoder and
+    decoder are left to the model."""
+    shapes = [(int(subsampled(frames, SUBSAMPLING)), int(U)) for frames, U in utterances]
+    T, U_lengths = (torch.tensor(column, dtype=torch.int32, device=targets.device) for column in zip(*shapes))
+    none = torch.empty(0, device=targets.device)
+    return Batch(targets, T, U_lengths, shapes, none, none)
 
 
 class Embed(nn.Module):
@@ -217,3 +229,33 @@ class Imported(nn.Module):
         )
         logits = self.criterion.layout.take(first, real, prepared)
         return self.criterion.from_logits(logits, real, self.criterion.adapter.prepare(real))
+
+
+def made(sizes: Sizes, criterion: Criterion, config: str = "") -> Transducer:
+    """Return the Conformer transducer of these sizes; icefall's own where a configuration is named."""
+    make = loading.imported(ICEFALL_MODEL) if config else Transducer
+    model: Transducer = make(sizes, criterion)
+    return model
+
+
+class Trained(nn.Module):
+    """The Conformer transducer with a loss of the benchmarks; it takes a batch as torchaudio.models.RNNT does.
+
+    config: "icefall", or ""; device: where it will run; sizes: as in `Sizes`.  Raises UserError, NotRunnable."""
+
+    def __init__(self, config: str = "", loss: str = "fused", device: str = "cpu", **sizes: Any):
+        super().__init__()
+        dimensions = Sizes(**sizes)
+        where = torch.device(device)
+        row = implementations.find(loss)
+        workload = {"vocab_size": dimensions.vocab_size, "encoder_dim": dimensions.joiner_dim}
+        self.adapter = implementations.load(row.script)(settings.resolve(workload, device), row.variant)
+        self.adapter.load(where.type)
+        self.model = made(dimensions, Criterion(self.adapter, where), config)
+
+    def forward(self, features, lengths, symbols, symbol_lengths) -> torch.Tensor:
+        """Return the summed loss of features (N, frames, features), their lengths (N,), symbols (N, U+1) with a blank
+        first, and their lengths (N,)."""
+        utterances = zip(lengths.tolist(), (symbol_lengths - 1).tolist())
+        batch = batch_of(symbols[:, 1:].int().contiguous(), utterances)
+        return self.model(features, lengths, symbols, batch, self.adapter.prepare(batch))

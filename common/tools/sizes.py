@@ -1,0 +1,47 @@
+"""The sizes of the Conformer transducer that `profile` and `largest` make, and the YAML files that say them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Sequence, Tuple
+
+from msgspec import Meta, Struct
+
+from rnnt_bench.tools import configuration
+from rnnt_bench.tools.configuration import Positive
+
+#: In the place of a file: icefall's own Conformer, at its own sizes.
+ICEFALL = "icefall"
+
+
+class Sizes(Struct, frozen=True, forbid_unknown_fields=True):
+    """The sizes that a configuration may change.  Defaults are icefall's, but dropout, which --no-dropout sets to 0."""
+
+    features: Positive = 80
+    embed_channels: Tuple[Positive, Positive, Positive] = (8, 32, 128)
+    encoder_dim: Positive = 512
+    heads: Positive = 8
+    feed_forward: Positive = 2048
+    layers: Positive = 12
+    kernel: Positive = 31
+    decoder_dim: Positive = 512
+    context: Positive = 2
+    joiner_dim: Positive = 512
+    vocab_size: Positive = 500
+    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.1
+
+    def __post_init__(self) -> None:
+        if self.encoder_dim % self.heads:
+            raise ValueError(f"encoder_dim is {self.encoder_dim}; give a multiple of heads ({self.heads})")
+        if self.kernel % 2 == 0:
+            raise ValueError(f"kernel is {self.kernel}; give an odd number")
+
+
+def read_sizes(config: str, changes: Sequence[Tuple[str, str]], flag: str) -> Sizes:
+    """Return the sizes in a YAML file, the defaults for ICEFALL or "".  Raises UserError.
+
+    changes: (key, YAML) of sizes that `flag` gives in place of those of the file."""
+    values = {} if config in ("", ICEFALL) else configuration.read(Path(config))
+    configuration.converted(values, Sizes, config)
+    values.update((key, configuration.parsed(value, f"{flag} {key}")) for key, value in changes)
+    return configuration.converted(values, Sizes, flag)
