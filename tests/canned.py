@@ -10,8 +10,9 @@ from rnnt_bench.cli.benchmark import benchmark
 from rnnt_bench.cli.parser import add_choice, add_flags
 from rnnt_bench.core.arguments import Parser
 from rnnt_bench.jobs.session import Executor, Interrupted
+from rnnt_bench.records.schema import Line, typed
 
-LIMITS = {"record": "limits", "job": "limits", "products": [], "reason": ""}
+LIMITS = {"record": "limits", "products": [], "reason": ""}
 QUICK = ["--device", "cpu", "--in-place", "--preset", "quick", "--limits", "false", "--quiet"]
 
 
@@ -24,12 +25,11 @@ class Canned(Executor):
     def execute(self, job, python, folder, chosen, timeout, note):
         self.seen.append((job.like[0], job.name))
         records = self.answer(job, chosen)
-        if records is not None:
-            return records
-        if job.like[1] == "timing":
-            return timing(job.name, [10, 20], [1, 2])
-        usual = {"correctness": correctness(), "memory": memory(8), "trace": trace([])}
-        return usual.get(job.like[1], [{**LIMITS, "job": job.name}, status(job.name)])
+        if records is None:
+            usual = {"correctness": correctness(), "memory": memory(8), "trace": trace([])}
+            usual["timing"] = timing(job.name, [10, 20], [1, 2]) if job.like[1] == "timing" else []
+            records = usual.get(job.like[1], [LIMITS, status(job.name)])
+        return [record if isinstance(record, Line) else typed(record) for record in records]
 
     def disturbance(self, settings, seconds=0.0):
         return ""

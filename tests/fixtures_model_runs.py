@@ -33,7 +33,7 @@ class InProcess(Executor):
         with mock.patch.object(gc, "unfreeze"):  # else each collection scans what the tests have imported, for a second
             status, reason = process.run(job.to_json(settings, folder), lines.append)
         records = [{**json.loads(json.dumps(schema.as_written(line))), "job": job.name} for line in lines]
-        return [*records, job.status(status, reason, 1)]
+        return [*map(schema.typed, records), job.status(status, reason, 1)]
 
 
 def command(module, *words, executor=None):

@@ -115,7 +115,7 @@ def test_a_run_holds_no_samples_and_knows_what_is_done(tmp_path):
     job = timing("timing-1", [1.0] * 5000, [])
     with open_runs(["torchaudio"], settings.resolve({}, "cpu"), tmp_path, False) as run_of:
         run = run_of["torchaudio"]
-        run.add(job)
+        run.add([schema.typed(line) for line in job])
         assert run.is_done("timing-1") and len(run.records) == 3
         assert len(store.read(run.path)) == 1 + len(job)
     with open_runs(["torchaudio"], settings.resolve({}, "cpu"), tmp_path, True) as run_of:
@@ -141,9 +141,9 @@ def test_resume_keeps_a_last_line_that_lacks_only_its_newline(name, tmp_path):
     (tmp_path / name).write_text("\n".join(map(json.dumps, lines)))
     run = again(tmp_path / name)
     assert run.is_done("timing-1") and run.is_done("timing-2")
-    run.add([status("timing-3", "ok")])
+    run.add([schema.Status(job="timing-3", status="ok")])
     run.close()
-    assert records_of(tmp_path / name) == [*lines, status("timing-3", "ok")]
+    assert records_of(tmp_path / name) == [*lines, {"record": "status", "job": "timing-3", "status": "ok"}]
 
 
 def test_what_a_killed_writer_left_beside_a_file_is_removed_and_no_other_file(tmp_path):

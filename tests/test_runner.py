@@ -120,21 +120,22 @@ def test_a_run_that_goes_on_is_not_resumed(tmp_path):
 def test_a_job_that_cannot_be_started_is_a_row(tmp_path):
     job = of_job.Job("torchaudio", "correctness")
     (status,) = Executor().execute(job, tmp_path / "python", tmp_path, chosen(), 60, lambda _: None)
-    assert status["status"] == "error" and str(tmp_path / "python") in status["reason"]
-    assert "TMPDIR" in status["reason"]
+    assert status.status == "error" and str(tmp_path / "python") in status.reason
+    assert "TMPDIR" in status.reason
 
 
 NO_ROOM = """
 import pathlib, sys
 from rnnt_bench.records import store
 from rnnt_bench.records.run import Run
+from rnnt_bench.records.schema import Header, Limits, Status, Stop
 run = Run(pathlib.Path(sys.argv[1]) / "results.jsonl")
-run.add({"record": "run", "name": "k2"})
-status = {"record": "status", "job": "timing-1", "status": "ok", "reason": ""}
-run.add([{"record": "stop", "job": "timing-1", "scope": "step", "round": 1, "filler": "x" * int(sys.argv[2])}, status])
+run.add([Header(name="k2")])
+filler = "x" * int(sys.argv[2])
+run.add([Stop(job="timing-1", scope="step", round=1, changed=[filler]), Status(job="timing-1", status="ok")])
 print(run.records[-1].status, run.failed, run.records[-1].reason)
 try:
-    run.add({"record": "limits", "filler": "x" * 10000})
+    run.add([Limits(reason=filler)])
 except store.NotWritten:
     print("not written")
 """

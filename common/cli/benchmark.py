@@ -30,7 +30,7 @@ from rnnt_bench.jobs.job import plan
 from rnnt_bench.jobs.session import Executor, Progress, Session
 from rnnt_bench.records import store
 from rnnt_bench.records.run import Changed, open_runs
-from rnnt_bench.records.schema import Limits, Record, typed
+from rnnt_bench.records.schema import Limits
 from rnnt_bench.setup import interpreters
 from rnnt_bench.show import page, tables
 
@@ -99,7 +99,7 @@ class Controls(NamedTuple):
     gave cause."""
 
     python_of: Mapping[str, interpreters.Choice] = {}
-    limits: Sequence[Record] = ()
+    limits: Sequence[Limits] = ()
 
 
 def _controls(
@@ -109,13 +109,13 @@ def _controls(
     executor: Executor,
 ) -> Controls:
     """Return the controls of a run that no row was named for.  Raises Interrupted."""
-    limits: List[Record] = []
+    limits: List[Limits] = []
     usual = [name for name in python_of if implementations.FAST_MKL in implementations.find(name).controls]
     python = next((python for name in usual if (python := python_of[name].python)), None)
     times_steps = "timing" in resolved.passes and "step" in resolved.scopes
     if python and times_steps and parser.with_limits(arguments, resolved):
         limits = rounds.products(executor, usual[0], python, resolved, arguments.log_dir, arguments.timeout)
-    slow = times.slow_products([line for line in map(typed, limits) if isinstance(line, Limits)])
+    slow = times.slow_products(limits)
     rows = interpreters.controls(python_of, resolved.device, slow is not None)
     if slow is not None and not arguments.quiet:
         fast = [name for name in rows if implementations.find(name).condition == implementations.FAST_MKL]

@@ -20,7 +20,7 @@ from rnnt_bench.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory
 from rnnt_bench.core.implementations import BY_UTTERANCE, FAST_MKL, find
 from rnnt_bench.core.settings import MEMORY_VARIABLES, REUSE_VARIABLES, Settings, rounds_of
 from rnnt_bench.core.text import clipped, reason_of
-from rnnt_bench.records.schema import JobLine, Record, as_written
+from rnnt_bench.records.schema import JobLine, Status, as_written
 from rnnt_bench.setup import libraries
 from rnnt_bench.system.memory import is_out_of_memory
 from rnnt_bench.system.processes import write_record
@@ -70,11 +70,16 @@ class Runnable:
         """Return the environment variables that its process needs."""
         raise NotImplementedError
 
-    def status(self, status: str, reason: str, wall_ns: int = 0) -> Record:
-        """Return the ``status`` record."""
-        number = {} if self.round is None else {"round": self.round}
-        record = {"record": "status", "job": self.name, "pass": self.like.pass_name, **number}
-        return {**record, "status": status, "reason": clipped(reason), "wall_ns": wall_ns}
+    def status(self, status: str, reason: str, wall_ns: int = 0) -> Status:
+        """Return the record of its end."""
+        return Status(
+            job=self.name,
+            pass_name=self.like.pass_name,
+            round=self.round,
+            status=status,
+            reason=clipped(reason),
+            wall_ns=wall_ns,
+        )
 
     def described(self) -> Dict[str, Any]:
         """Return what its subject reads beside the settings."""

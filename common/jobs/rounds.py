@@ -105,10 +105,10 @@ class Rounds:
             progress.say("; ".join(filter(None, [f"{title}: {self.words()}", progress.left()])))
 
     def carry_out(self, job: Job) -> None:
-        end, records = self.session.carry_out(job)
+        end, lines = self.session.carry_out(job)
         reason = end.reason or ""
         if end.status == "ok":
-            self.note(job.implementation, job.round or 0, list(map(schema.typed, records)))
+            self.note(job.implementation, job.round or 0, lines)
         elif reason.startswith(WRONG_RESULT):
             self.end_same_as(job, reason.removeprefix(f"{WRONG_RESULT}: "))
 
@@ -119,7 +119,7 @@ class Rounds:
                 reason = f"{WRONG_RESULT}: of {wrong.implementation}, the same code, {words}"
                 # It is not of this round: one that was right hides a later end.
                 job = replace(wrong, implementation=name, pass_name="same-code")
-                run.add(job.status("error", reason))
+                run.add([job.status("error", reason)])
 
     def note(self, name: str, number: int, lines: Sequence[schema.Line]) -> None:
         """Take in the samples of a loss in a round."""
@@ -160,15 +160,19 @@ class Rounds:
             return
         job = Job(name, "limits", number, subject="device", given=_library(session.settings))
         progress.start(job.name)
-        *records, status = session.execute(job)
-        if not records:
-            records = [{"record": "limits", "reason": f"{status['status']}: {status['reason']}"}]
+        lines = session.execute(job)
+        end = lines[-1]
+        assert isinstance(end, schema.Status)
+        limits = [line for line in lines if isinstance(line, schema.Limits)]
+        if not limits:
+            limits = [schema.Limits(reason=f"{end.status}: {end.reason}")]
             self.no_limits = True
-        records = [{**_without_job(record), "round": number} for record in records]
+        for line in limits:
+            line.round = number
         for name in pythons:
             with suppress(store.NotWritten):  # goes to disk with the next job, if there is room then
-                session.run_of[name].add(records)
-        progress.done(job.name, status["status"], status["reason"], LIMITS)
+                session.run_of[name].add(limits)
+        progress.done(job.name, end.status, end.reason, LIMITS)
 
     def repeat(self, rounds: Sequence[Sequence[Job]], wait: float) -> None:
         """Repeat each round in which a loss ran beside other load, as a whole, when the machine is quiet; it replaces
@@ -211,7 +215,7 @@ class Rounds:
 
 def products(
     executor: Executor, name: str, python: Path, settings: Settings, folder: Path, timeout: float
-) -> List[schema.Record]:
+) -> List[schema.Limits]:
     """Return ``limits`` records of matrix products alone, on one thread: as torch has them, beside the suite's own,
     then by torch under FAST_MKL.  Fewer where there is no C compiler, or a process fails.  Raises Interrupted.
 
@@ -219,18 +223,13 @@ def products(
     library = _library(settings)
     if "library" not in dict(library):
         return []
-    records: List[schema.Record] = []
+    limits: List[schema.Limits] = []
     for row, options in ((name, library), (find(name).under(FAST_MKL).name, ())):
         handed = (*options, ("products_alone", True))
         job = Job(row, "limits", subject="device", overrides=(("threads", 1),), given=handed)
-        *measured, _ = executor.execute(job, python, folder, settings, timeout, lambda text: None)
-        records += map(_without_job, measured)
-    return records
-
-
-def _without_job(record: schema.Record) -> schema.Record:
-    """Return a record as it stands in a run where no job has it."""
-    return {key: value for key, value in record.items() if key != "job"}
+        lines = executor.execute(job, python, folder, settings, timeout, lambda text: None)
+        limits += [line for line in lines if isinstance(line, schema.Limits)]
+    return limits
 
 
 def _library(settings: Settings) -> Tuple[Tuple[str, str], ...]:

@@ -23,7 +23,7 @@ from rnnt_bench.core.text import clipped, plain
 from rnnt_bench.jobs.job import Job, Like, Runnable
 from rnnt_bench.records import store
 from rnnt_bench.records.run import Changed, Run, facts
-from rnnt_bench.records.schema import Record, Status, typed
+from rnnt_bench.records.schema import Line, Status, typed
 from rnnt_bench.setup.interpreters import Choice
 from rnnt_bench.system import machine
 from rnnt_bench.system.memory import tells_of_no_memory
@@ -55,11 +55,11 @@ Ending = Tuple[str, str]
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM came while a job ran; `records` are those of that job."""
+    """Ctrl-C or SIGTERM came while a job ran; `lines` are its records."""
 
-    def __init__(self, records: List[Record]):
+    def __init__(self, lines: List[Line]):
         super().__init__("interrupted")
-        self.records = records
+        self.lines = lines
 
 
 class Executor:
@@ -84,7 +84,7 @@ class Executor:
 
     def execute(
         self, job: Runnable, python: Path, folder: Path, settings: Settings, timeout: float, note: Callable[[str], None]
-    ) -> List[Record]:
+    ) -> List[Line]:
         """Run a job to its end, or for `timeout` seconds, and return its records, the last of which is its status.
         Raises UserError for a mistake in the user's input that the process found, and Interrupted."""
         ending: Optional[Ending] = None
@@ -111,27 +111,31 @@ class Executor:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 where = "ulimit -n raises it"
             return [job.status("error", f"could not be run: {error} ({where})")]
-        records = _records(job, child, ending)
+        lines = _lines(job, child, ending)
         if ending == stopped:
-            raise Interrupted(records)
-        return records
+            raise Interrupted(lines)
+        return lines
 
 
-def _records(job: Runnable, child: Child, ending: Optional[Ending]) -> List[Record]:
+def _lines(job: Runnable, child: Child, ending: Optional[Ending]) -> List[Line]:
     """Return the records of the process, the last of which is the status of the job.  ending: set where we ended it."""
-    records = [{**record, "job": job.name} for record in child.records]
+    records = child.records
     last = records[-1] if records else {}
     if last.get("record") == "user_error" and child.returncode == errors.EXIT_USAGE:
         raise errors.UserError(last["message"])
     if last.get("record") == "status":
-        code = {"code": last["code"]} if last.get("code") else {}
-        records[-1] = {**job.status(last["status"], last["reason"], last["wall_ns"]), **code}
+        records = records[:-1]
+        end = job.status(last["status"], last["reason"], last["wall_ns"])
+        end.code = last["code"]
     else:
         status, reason = ending or how_it_died(child.returncode, child.killed_for_memory, child.stderr)
-        records.append(job.status(status, reason, child.wall_ns))
-    if records[-1]["status"] not in ("ok", *errors.NOT_RUNNABLE):
-        records[-1]["stderr_tail"] = [clipped(line) for line in child.stderr]
-    return records
+        end = job.status(status, reason, child.wall_ns)
+    if end.status not in ("ok", *errors.NOT_RUNNABLE):
+        end.stderr_tail = [clipped(line) for line in child.stderr]
+    try:
+        return [*(typed({**record, "job": job.name}) for record in records), end]
+    except ValueError as error:  # a record that is not as the schema says
+        return [job.status("error", str(error), child.wall_ns)]
 
 
 def how_it_died(returncode: int, killed_for_memory: bool, stderr: Sequence[str]) -> Ending:
@@ -277,7 +281,7 @@ class Session:
     progress: Progress
     executor: Executor
 
-    def execute(self, job: Runnable) -> List[Record]:
+    def execute(self, job: Runnable) -> List[Line]:
         """Run one job and return its records.  Raises Interrupted and UserError."""
         if isinstance(job, Job) and job.same_as and self.run_of[job.same_as].failed:
             job = replace(job, same_as="")  # it is asked all itself
@@ -287,31 +291,28 @@ class Session:
         folder = self.run_of[job.like.row].folder
         return self.executor.execute(job, choice.python, folder, self.settings, self.timeout, self.progress.note)
 
-    def carry_out(self, job: Runnable) -> Tuple[Status, List[Record]]:
+    def carry_out(self, job: Runnable) -> Tuple[Status, List[Line]]:
         """Run one job and keep its records; return its status, and them.  Raises Interrupted and UserError."""
         self.progress.start(job.title)
         try:
-            records = self.execute(job)
+            lines = self.execute(job)
         except Interrupted as interruption:
-            self._keep(job, interruption.records)
+            self._keep(job, interruption.lines)
             raise
-        end = self._keep(job, records)
-        for record in records:
-            for warning in record.get("warnings", []):
+        end = self._keep(job, lines)
+        for line in lines:
+            for warning in getattr(line, "warnings", []):
                 self.progress.warn(warning)
         self.progress.done(job.title, end.status, end.reason, job.like)
-        return end, records
+        return end, lines
 
-    def _agreeing(self, job: Runnable, records: List[Record]) -> List[Record]:
+    def _agreeing(self, job: Runnable, new: List[Line]) -> List[Line]:
         """Return the records of a job; its status alone, "error", where it measured something else than earlier jobs.
         Raises Changed in a run that another process began."""
         runs = {id(run): run for run in self.run_of.values()}.values()
-        if records[-1]["status"] != "ok":
-            return records
-        try:
-            mine = facts(job.like.row, map(typed, records))
-        except ValueError:  # which the run says
-            return records
+        if not store.ended_well(new):
+            return new
+        mine = facts(job.like.row, new)
         for run in runs:
             for key, before in self._facts(run, self.python_of[job.like.row]):
                 if mine.get(key, before) != before:
@@ -319,7 +320,7 @@ class Session:
                     if any(run.resumed for run in runs):
                         raise Changed(words)
                     return [job.status("error", f"{words}: measure again")]
-        return records
+        return new
 
     def _facts(self, run: Run, choice: Choice) -> Iterator[Tuple[str, Any]]:
         """Yield the facts of the jobs of a run that ended well in a Python."""
@@ -328,13 +329,13 @@ class Session:
             if store.ended_well(lines) and self.python_of.get(row) == choice:
                 yield from facts(row, lines).items()
 
-    def _keep(self, job: Runnable, records: List[Record]) -> Status:
+    def _keep(self, job: Runnable, lines: List[Line]) -> Status:
         """Add the records of a job to its run.  Traces that failed are removed first: they may have filled the disk."""
         run = self.run_of[job.like.row]
-        records = self._agreeing(job, records)
-        if job.like.pass_name == "trace" and records[-1]["status"] != "ok":
+        lines = self._agreeing(job, lines)
+        if job.like.pass_name == "trace" and not store.ended_well(lines):
             reader.remove(run.folder)
-        run.add(records)
+        run.add(lines)
         return next(record for record in reversed(run.records) if isinstance(record, Status))
 
     def carry_out_all(self, jobs: List[Job]) -> None:

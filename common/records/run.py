@@ -10,7 +10,7 @@ import uuid
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.files import ROOT, Claim, Held, cannot_write, code, not_a_folder
@@ -29,37 +29,38 @@ class Run:
     """The records of one implementation, in memory and in a file; each addition is written before the next job starts.
 
     records: those without the samples, which are in the file alone; claim: the lock of the folder, if it belongs to
-    this run alone; resumed: whether another process began it; failed: whether a job that this process added did not end
-    well."""
+    this run alone; resumed: whether another process measured some of it; failed: whether a job that this process added
+    did not end well."""
 
     def __init__(self, path: Path, existing: Sequence[schema.Line] = (), claim: Optional[Claim] = None):
         self.path, self.folder, self.claim = path, path.parent, claim
-        self.records, self.resumed = _without_samples(existing), bool(existing)
-        self.unwritten: List[schema.Record] = []
+        self.records, self.resumed = _without_samples(existing), len(existing) > 1
+        self.unwritten: List[schema.Line] = []
         self.failed = False
 
-    def add(self, new: Union[schema.Record, Iterable[schema.Record]]) -> None:
+    def add(self, new: Sequence[schema.Line]) -> None:
         """Add records.  Where the disk has no room for a job, the job becomes one that failed, on disk too if there is
         room for that. Raises NotWritten for records that are not the end of a job; the next addition tries to write
         them again."""
-        added = [new] if isinstance(new, dict) else list(new)
-        known = len(self.records), len(self.unwritten)
+        before = len(self.records), len(self.unwritten)
+        end = store.status_of(new)
         try:
-            self._add(added)
-        except (store.NotWritten, ValueError) as error:
-            if added[-1]["record"] != "status":
+            self._add(new)
+        except store.NotWritten as error:
+            if end is None:
                 raise
-            del self.records[known[0] :], self.unwritten[known[1] :]
+            del self.records[before[0] :], self.unwritten[before[1] :]
+            end.status = "error"
+            end.reason = str(error)
             with suppress(store.NotWritten):
-                self._add([{**added[-1], "status": "error", "reason": str(error)}])
-        ends = (record.status for record in self.records[known[0] :] if isinstance(record, schema.Status))
-        self.failed = self.failed or any(status != "ok" for status in ends)
+                self._add([end])
+        self.failed = self.failed or (end is not None and end.status != "ok")
 
-    def _add(self, new: Sequence[schema.Record]) -> None:
-        """Raises NotWritten, and ValueError for a record that is not as the schema says."""
-        self.records += _without_samples(map(schema.typed, new))
+    def _add(self, new: Sequence[schema.Line]) -> None:
+        """Raises NotWritten."""
+        self.records += _without_samples(new)
         self.unwritten += new
-        store.append(self.path, self.unwritten)
+        store.append(self.path, map(schema.as_written, self.unwritten))
         self.unwritten.clear()
 
     def is_done(self, job: str) -> bool:
@@ -128,9 +129,10 @@ def claim_folder(log_dir: Path, base: str) -> Claim:
 def anew(log_dir: Path, base: str, file_name: str, head: Mapping[str, Any]) -> Run:
     """Return a new run with this first line.  Raises UserError where it cannot be written; nothing is left then."""
     claim = claim_folder(log_dir, base)
-    run = Run(claim.path.with_name(file_name), claim=claim)
+    first = {**head, "schema": schema.SCHEMA}  # written with its defaults, too
+    run = Run(claim.path.with_name(file_name), [schema.typed(first)], claim)
     try:
-        run.add({**head, "schema": schema.SCHEMA})
+        store.append(run.path, [first])
     except store.NotWritten:
         run.discard_if_empty()
         raise

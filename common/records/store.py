@@ -208,11 +208,12 @@ def is_loaded(samples: Sequence[schema.Sample]) -> bool:
     return 2 * loaded > sum(sample.total_wall_ns for sample in samples)
 
 
-def ended_well(lines: Sequence[schema.JobLine]) -> bool:
+def ended_well(lines: Sequence[schema.Line]) -> bool:
     end = status_of(lines)
     return end is not None and end.status == "ok"
 
 
-def status_of(lines: Sequence[schema.JobLine]) -> Optional[schema.Status]:
+def status_of(lines: Sequence[schema.Line]) -> Optional[schema.Status]:
     """Return the status with which a job ended; None where it did not."""
-    return lines[-1] if isinstance(lines[-1], schema.Status) else None
+    last = lines[-1] if lines else None
+    return last if isinstance(last, schema.Status) else None
