@@ -314,14 +314,15 @@ def test_every_depth_adds_up():
     counted = schema.typed(COUNTED, flops.Counted)
     for depth in (0, 1, 2, None):
         *found, total = flops.parts_of(counted, "module", depth)
-        parts = {part["name"]: part for part in found}
-        assert [total[key] for key in flops.AMOUNTS] == [4, 20, 4, 37, 80, 7, 20]
-        assert parts[""]["flops"] + parts["(outside)"]["flops"] == 80 and parts[""]["calls"] == 1
-        assert (parts[""]["macs"], parts[""]["trainable"], parts[""]["frozen"]) == (27, 20, 4)
-    assert parts["a.b"]["flops"] == 40 and parts["a.b"]["backward_flops"] == 20
+        parts = {part.name: part for part in found}
+        assert (total.calls, total.trainable, total.frozen, total.macs, total.flops) == (4, 20, 4, 37, 80)
+        assert (total.backward_macs, total.backward_flops) == (7, 20)
+        assert parts[""].flops + parts["(outside)"].flops == 80 and parts[""].calls == 1
+        assert (parts[""].macs, parts[""].trainable, parts[""].frozen) == (27, 20, 4)
+    assert parts["a.b"].flops == 40 and parts["a.b"].backward_flops == 20
     for by in ("class", "operator"):
         *found, total = flops.parts_of(counted, by)
-        assert sum(part["flops"] for part in found) == total["flops"] and total["calls"] == 4
+        assert sum(part.flops for part in found) == total.flops and total.calls == 4
 
 
 def test_a_python_without_torch_is_a_line_or_goes_on_in_the_main_environment(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
 from typing import Dict, List, Optional, Sequence, Union
 
 from rnnt_bench.records import schema
@@ -10,15 +9,14 @@ from rnnt_bench.records import schema
 # isort: split
 import msgspec
 
-from rnnt_bench.analysis import metrics
+from rnnt_bench.analysis.metrics import Metric, cells, metric
 from rnnt_bench.core.text import percent, quantity
-from rnnt_bench.present.parts import Cell, Table, Values, tabulated
+from rnnt_bench.present.parts import Cell, Table, tabulated
 from rnnt_bench.tools import kept
 
 TOOL, TITLE = "flops", "Operations of a model"
 JOB = "count"
 BREAKDOWNS = ("module", "class", "operator")
-AMOUNTS = ("calls", "trainable", "frozen", "macs", "flops", "backward_macs", "backward_flops")
 
 
 class Config(msgspec.Struct, kw_only=True):
@@ -51,6 +49,20 @@ class Operator(msgspec.Struct, kw_only=True):
     flops: schema.Count
 
 
+class Spoken(msgspec.Struct, kw_only=True):
+    """A row of utterances of similar length: their number, seconds, operations, and MACs for a second of audio."""
+
+    bucket: str
+    utterances: int
+    shortest_s: float
+    longest_s: float
+    macs: int
+    flops: int
+    macs_per_s: float
+    macs_per_s_min: float
+    macs_per_s_max: float
+
+
 class Bucket(msgspec.Struct, kw_only=True):
     """Hold utterances of similar length: samples and MACs of each, FLOPs of all."""
 
@@ -59,13 +71,20 @@ class Bucket(msgspec.Struct, kw_only=True):
     macs: List[float]
     flops: schema.Count
 
-    def row(self, sample_rate: int) -> Values:
-        """Return the bucket as CSV and JSON have it; rates in MACs per second of audio."""
+    def row(self, sample_rate: int) -> Spoken:
         seconds = [samples / sample_rate for samples in self.samples]
         rates = [macs / length for macs, length in zip(self.macs, seconds)]
-        lengths = {"utterances": len(seconds), "shortest_s": min(seconds), "longest_s": max(seconds)}
-        counts = {"macs": round(sum(self.macs)), "flops": self.flops, "macs_per_s": sum(self.macs) / sum(seconds)}
-        return {"bucket": self.name, **lengths, **counts, "macs_per_s_min": min(rates), "macs_per_s_max": max(rates)}
+        return Spoken(
+            bucket=self.name,
+            utterances=len(seconds),
+            shortest_s=min(seconds),
+            longest_s=max(seconds),
+            macs=round(sum(self.macs)),
+            flops=self.flops,
+            macs_per_s=sum(self.macs) / sum(seconds),
+            macs_per_s_min=min(rates),
+            macs_per_s_max=max(rates),
+        )
 
 
 class Counted(msgspec.Struct, kw_only=True):
@@ -77,44 +96,72 @@ class Counted(msgspec.Struct, kw_only=True):
     not_counted: List[str]
 
 
-def parts_of(counted: Counted, by: str = "module", depth: Optional[int] = None) -> List[Values]:
-    """Return the parts by one of BREAKDOWNS as CSV and JSON have them, and the total at the end.  Modules, each with
-    all below it, go down to `depth` names below the model, in its order, then paths that are no module; others begin
-    with the largest."""
+class Part(msgspec.Struct, kw_only=True):
+    """A row of a part of a model, or of the total.
+
+    Attributes:
+        name: of a class or operator, or the path of a module
+        kind: class of a module
+        trainable, frozen: numbers of parameters
+        macs, flops: forward and backward, in all runs
+        macs_share, flops_share: None where the total is 0
+    """
+
+    name: str
+    kind: str = ""
+    calls: int = 0
+    trainable: int = 0
+    frozen: int = 0
+    macs: int = 0
+    flops: int = 0
+    backward_macs: int = 0
+    backward_flops: int = 0
+    macs_share: Optional[float] = None
+    flops_share: Optional[float] = None
+
+    def add(self, entry: Union[Module, Operator]) -> None:
+        """Add a module's parameters, or operations, without calls."""
+        if isinstance(entry, Module):
+            self.trainable += entry.trainable
+            self.frozen += entry.frozen
+            return
+        self.macs += entry.macs
+        self.flops += entry.flops
+        if entry.phase == "backward":
+            self.backward_macs += entry.macs
+            self.backward_flops += entry.flops
+
+
+def parts_of(counted: Counted, by: str = "module", depth: Optional[int] = None) -> List[Part]:
+    """Return the parts by one of BREAKDOWNS, and the total at the end.  Modules, each with all below it, go down to
+    `depth` names below the model, in its order, then paths that are no module; others begin with the largest."""
     kinds = {module.path: module.kind for module in counted.modules}
-    parts: Dict[str, Values] = {}
-
-    def part(name: str, kind: str = "") -> Values:
-        return parts.setdefault(name, {"name": name, "kind": kind, **dict.fromkeys(AMOUNTS, 0)})
-
+    parts: Dict[str, Part] = {}
     for module in counted.modules if by == "module" else ():
         if depth is None or len(_above(module.path)) - 1 <= depth:
-            part(module.path, module.kind)["calls"] = module.calls
-    total: Values = {"name": "total", "kind": "", **dict.fromkeys(AMOUNTS, 0)}
-    called = {"class": Module, "operator": Operator}.get(by, ())
+            parts[module.path] = Part(name=module.path, kind=module.kind, calls=module.calls)
+    total = Part(name="total", calls=sum(operator.calls for operator in counted.counts))
     entries: List[Union[Module, Operator]] = [*counted.modules, *counted.counts]
-    for each in entries:
-        if isinstance(each, Module):
-            amounts, keys = {"trainable": each.trainable, "frozen": each.frozen}, []
-        else:
-            amounts, keys = {"macs": each.macs, "flops": each.flops}, [each.operator]
-            if each.phase == "backward":
-                amounts.update(backward_macs=each.macs, backward_flops=each.flops)
+    for entry in entries:
         if by == "class":
-            keys = [kinds.get(each.path, each.path)]
-        elif by == "module":  # a path in parentheses is outside of the model
-            above = [key for key in _above(each.path) if key in parts and (key or not each.path.startswith("("))]
-            keys = above or [each.path]
-        for of in [total, *map(part, keys)]:
-            of["calls"] += each.calls if isinstance(each, Operator if of is total else called) else 0
-            for key, amount in amounts.items():
-                of[key] += amount
+            names = [kinds.get(entry.path, entry.path)]
+        elif by == "operator":
+            names = [entry.operator] if isinstance(entry, Operator) else []
+        else:  # a path in parentheses is outside of the model
+            above = [path for path in _above(entry.path) if path in parts and (path or not entry.path.startswith("("))]
+            names = above or [entry.path]
+        total.add(entry)
+        for name in names:
+            part = parts.setdefault(name, Part(name=name))
+            part.add(entry)
+            if by == ("operator" if isinstance(entry, Operator) else "class"):
+                part.calls += entry.calls
     rows = [*parts.values()]
     if by != "module":
-        rows.sort(key=lambda row: (-row["flops"], -row["macs"], row["name"]))
-    for row in [*rows, total]:
-        for key in ("macs", "flops"):
-            row[f"{key}_share"] = row[key] / total[key] if total[key] else None
+        rows.sort(key=lambda part: (-part.flops, -part.macs, part.name))
+    for part in [*rows, total]:
+        part.macs_share = part.macs / total.macs if total.macs else None
+        part.flops_share = part.flops / total.flops if total.flops else None
     return [*rows, total]
 
 
@@ -124,8 +171,8 @@ def _above(path: str) -> List[str]:
     return [".".join(names[:count]) for count in range(len(names) + 1)]
 
 
-def _amount(key: str, title: str = "", unit: str = "") -> metrics.Metric:
-    return metrics.metric(key, title, lambda value: quantity(value, unit), value=itemgetter(key), unit=unit)
+def _amount(key: str, title: str = "", unit: str = "") -> Metric:
+    return metric(key, title, lambda value: quantity(value, unit), unit=unit)
 
 
 NUMBERS = (
@@ -133,16 +180,16 @@ NUMBERS = (
     _amount("trainable", "trainable"),
     _amount("frozen", "frozen"),
     _amount("macs", "MACs", "MACs"),
-    metrics.metric("macs_share", "of MACs", percent, value=itemgetter("macs_share")),
+    metric("macs_share", "of MACs", percent),
     _amount("flops", "FLOPs", "FLOPs"),
-    metrics.metric("flops_share", "of FLOPs", percent, value=itemgetter("flops_share")),
+    metric("flops_share", "of FLOPs", percent),
     _amount("backward_macs", "backward MACs", "MACs"),
     _amount("backward_flops", "backward FLOPs", "FLOPs"),
 )
 BUCKETS = (
-    metrics.metric("utterances", "utterances", value=itemgetter("utterances")),
-    metrics.metric("shortest_s", "shortest s", "{:.2f}".format, value=itemgetter("shortest_s"), unit="s"),
-    metrics.metric("longest_s", "longest s", "{:.2f}".format, value=itemgetter("longest_s"), unit="s"),
+    metric("utterances", "utterances"),
+    metric("shortest_s", "shortest s", "{:.2f}".format, unit="s"),
+    metric("longest_s", "longest s", "{:.2f}".format, unit="s"),
     _amount("macs", "MACs", "MACs"),
     _amount("flops", "FLOPs", "FLOPs"),
     _amount("macs_per_s", "MACs per s of audio", "MACs"),
@@ -151,15 +198,15 @@ BUCKETS = (
 )
 
 
-def parts_table(parts: Sequence[Values], by: str) -> Table:
+def parts_table(parts: Sequence[Part], by: str) -> Table:
     """Return a row for each part, the total last; a column for what is there: the backward, frozen parameters."""
-    absent = {key for key in ("frozen", "backward_macs", "backward_flops") if not parts[-1][key]}
+    absent = {key for key in ("frozen", "backward_macs", "backward_flops") if not getattr(parts[-1], key)}
     absent |= {"trainable", "frozen"} if by == "operator" else set()
     shown = [number for number in NUMBERS if number.key not in absent]
     rows = []
     for part in parts:
-        kind = {"class": Cell(part["kind"], part["kind"])} if by == "module" else {}
-        rows.append({by: Cell(part["name"] or "(model)", part["name"]), **kind, **metrics.cells(shown, part)})
+        kind = {"class": Cell(part.kind, part.kind)} if by == "module" else {}
+        rows.append({by: Cell(part.name or "(model)", part.name), **kind, **cells(shown, part)})
     return tabulated(by, f"by {by}" + (", each with all below it" if by == "module" else ""), rows)
 
 
@@ -172,21 +219,22 @@ def answer(run: kept.Kept) -> kept.Answer:
     counted = job.of(Counted)[0]
     parts, buckets = parts_of(counted, config.by, config.depth), counted.buckets
     total = parts[-1]
-    parameters = total["trainable"] + total["frozen"]
+    parameters = total.trainable + total.frozen
     if len(buckets) > 1:
-        samples, macs = ([each for bucket in buckets for each in getattr(bucket, key)] for key in ("samples", "macs"))
-        buckets = [*buckets, Bucket(name="all", samples=samples, macs=macs, flops=total["flops"])]
+        samples = [length for bucket in buckets for length in bucket.samples]
+        macs = [amount for bucket in buckets for amount in bucket.macs]
+        buckets = [*buckets, Bucket(name="all", samples=samples, macs=macs, flops=total.flops)]
     spoken = [bucket.row(config.sample_rate) for bucket in buckets]
-    by_length = [{"bucket": Cell(row["bucket"]), **metrics.cells(BUCKETS, row)} for row in spoken]
+    by_length = [{"bucket": Cell(row.bucket), **cells(BUCKETS, row)} for row in spoken]
     spoken_table = [tabulated("buckets", "utterances by length", by_length)] if spoken else []
-    words = f"trainable {total['trainable']}, frozen {total['frozen']}"
-    sums = [f"{quantity(total[key], unit)} ({total[key]})" for key, unit in (("macs", "MACs"), ("flops", "FLOPs"))]
+    sums = f"{quantity(total.macs, 'MACs')} ({total.macs}), {quantity(total.flops, 'FLOPs')} ({total.flops})"
+    words = f"trainable {total.trainable}, frozen {total.frozen}"
     return kept.Answer(
         run.header.name,
-        total=[f"total: {', '.join(sums)}", f"parameters: {quantity(parameters)} ({parameters}; {words})"],
+        total=[f"total: {sums}", f"parameters: {quantity(parameters)} ({parameters}; {words})"],
         tables=[*spoken_table, parts_table(parts, config.by)],
         lines=[f"not counted: {line}" for line in counted.not_counted],
-        rows=spoken or parts,
+        rows=schema.as_written(spoken or parts),
         statuses=[job.status],
     )
 
