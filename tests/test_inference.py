@@ -218,9 +218,9 @@ def test_numbers_of_a_cell():
 
     row = row_of([0.5] * 8 + [3.0] * 2, cpu_us=172_400, profiled=2, cuda_peak_bytes=round(1.47 * 2**30))
     assert position.job == "5s-x4-threads-2-bfloat16"
-    assert rows.factor(row["profiled_cpu_rtf"]) == "4.31E-03" and row["profiled_cuda_rtf"] is None
-    assert row["rtf"] == 0.5 / 20 and row["utterances_per_second"] == 8 and row["n"] == 10
-    assert [row_of([p90])["streams"] for p90 in (0.5, 3.0, 6.0)] == [40, 4, 0]
+    assert rows.factor(row.profiled_cpu_rtf) == "4.31E-03" and row.profiled_cuda_rtf is None
+    assert row.rtf == 0.5 / 20 and row.utterances_per_second == 8 and row.n == 10
+    assert [row_of([p90]).streams for p90 in (0.5, 3.0, 6.0)] == [40, 4, 0]
     assert rows.GRIDS["memory_peaks"][1](row) == "0.0010 + 1.47 GiB"
 
 

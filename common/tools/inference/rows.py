@@ -6,16 +6,16 @@ import itertools
 import math
 from functools import partial
 from statistics import median
-from typing import Annotated, Any, Callable, Dict, List, Optional, Sequence
+from typing import Annotated, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from msgspec import Meta, Struct, field
 
-from rnnt_bench.analysis.metrics import cells, values
+from rnnt_bench.analysis.metrics import Metric, cells, metric, values
 from rnnt_bench.core import statistics, text
 from rnnt_bench.present import parts as show
 from rnnt_bench.records import schema
 from rnnt_bench.tools.configuration import Positive, Seconds, Text, check_list
-from rnnt_bench.tools.kept import Answer, Job, Kept, of_row, slice_of
+from rnnt_bench.tools.kept import Answer, Job, Kept, slice_of
 
 TOOL, TITLE = "inference", "Inference: is it faster than real time?"
 SKIPPED = "skipped"
@@ -115,8 +115,40 @@ class Cell(Struct, kw_only=True):
     cuda_peak_bytes: Optional[int] = None
 
 
-#: A cell of the grid: its `position`, `status` and `reason`, and those of NUMBERS that are known.
-Row = Dict[str, Any]
+class Row(Struct):
+    """A cell of the grid, and how its job ended."""
+
+    position: Position
+    status: str
+    reason: str
+
+
+class Measured(Row):
+    """A cell that was measured.
+
+    Attributes:
+        n: number of timed calls
+        rtf: seconds of computing for a second of audio, the median of calls
+        rtf_p20, rtf_p80: its quantiles
+        profiled_cpu_rtf, profiled_cuda_rtf: of self time under the profiler
+        p50_s, p90_s, p99_s: quantiles of the time of a call
+        first_token_s: median of calls that gave one before their end
+        streams: speakers that the device keeps up with, at the speed that 90% of calls have
+    """
+
+    cell: Cell
+    n: int
+    rtf: float
+    rtf_p20: float
+    rtf_p80: float
+    profiled_cpu_rtf: float
+    profiled_cuda_rtf: Optional[float]
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    first_token_s: Optional[float]
+    utterances_per_second: float
+    streams: int
 
 
 def factor(value: Optional[float]) -> str:
@@ -124,85 +156,97 @@ def factor(value: Optional[float]) -> str:
     return "-" if value is None else f"{value:.2E}"
 
 
-_ms = partial(of_row, scale=1e3, unit="s", better="lower")
-_mb = partial(of_row, scale=1 / text.MB, unit="bytes", better="lower")
+def _of_cell(key: str, title: str = "", words: Optional[Callable[[Any], str]] = None, **fields: Any) -> Metric:
+    """Return the metric of a number that the record of a cell has."""
+    return metric(key, title, words, f"cell.{key}", **fields)
+
+
+_ms = partial(metric, scale=1e3, unit="s", better="lower")
+_mb = partial(_of_cell, scale=1 / text.MB, unit="bytes", better="lower")
 #: The numbers of a cell: keys in CSV and JSON, and columns of its table where they have a title, in this order.
 NUMBERS = (
-    of_row("n"),
-    of_row("rtf", "RTF", factor, better="lower"),
-    of_row("rtf_p20", "p20", factor),
-    of_row("rtf_p80", "p80", factor),
-    of_row("profiled_cpu_rtf", better="lower", profiled=True),
-    of_row("profiled_cuda_rtf", better="lower", profiled=True),
+    metric("n"),
+    metric("rtf", "RTF", factor, better="lower"),
+    metric("rtf_p20", "p20", factor),
+    metric("rtf_p80", "p80", factor),
+    metric("profiled_cpu_rtf", better="lower", profiled=True),
+    metric("profiled_cuda_rtf", better="lower", profiled=True),
     *(_ms(f"p{part}_s", f"p{part} ms") for part in (50, 90, 99)),
     _ms("first_token_s", "first token ms"),
-    of_row("utterances_per_second", "utterances /s", better="higher"),
-    of_row("streams", "streams", better="higher"),
-    of_row("cpu_peak_bytes", unit="bytes", better="lower", profiled=True),
-    of_row("cuda_peak_bytes", unit="bytes", better="lower", profiled=True),
+    metric("utterances_per_second", "utterances /s", better="higher"),
+    metric("streams", "streams", better="higher"),
+    _of_cell("cpu_peak_bytes", unit="bytes", better="lower", profiled=True),
+    _of_cell("cuda_peak_bytes", unit="bytes", better="lower", profiled=True),
     _mb("process_bytes", "process MB"),
     _mb("process_peak_bytes", "whole process MB"),
     _mb("device_allocated_bytes", "device MB"),
     _mb("device_used_bytes", "device used MB"),
-    of_row("output_error", "output error", text.error, better="lower"),
-    of_row("busy"),
+    _of_cell("output_error", "output error", text.error, better="lower"),
+    _of_cell("busy"),
 )
 
 
 def row(position: Position, job: Job) -> Row:
-    """Return the numbers of a cell.  Raises ValueError for a record that is wrong.
-
-    rtf: seconds of computing for a second of audio, the median of calls; profiled_*_rtf: of self time under the
-    profiler; streams: speakers that the device keeps up with, at the speed that 90% of calls have."""
-    row = {"position": position, "status": job.status, "reason": job.reason}
+    """Return a cell, with its numbers where it was measured.  Raises ValueError for a record that is wrong."""
     if job.status != "ok":
-        return row
-    (cell,), audio = job.of(Cell), position.size * position.seconds
-    parts = {part: statistics.quantile([ns / 1e9 for ns in cell.wall_ns], part / 100) for part in (20, 50, 80, 90, 99)}
+        return Row(position, job.status, job.reason)
+    (cell,) = job.of(Cell)
+    times = [ns / 1e9 for ns in cell.wall_ns]
+    p20, p50, p80, p90, p99 = (statistics.quantile(times, part / 100) for part in (20, 50, 80, 90, 99))
     first = [ns / 1e9 for ns in cell.first_ns if ns is not None]
-    return {
-        **row,
-        **{name: getattr(cell, name) for name in Cell.__struct_fields__},
-        **{f"p{part}_s": parts[part] for part in (50, 90, 99)},
-        **{f"rtf_p{part}": parts[part] / audio for part in (20, 80)},
-        "n": len(cell.wall_ns),
-        "rtf": parts[50] / audio,
-        "utterances_per_second": position.size / parts[50],
-        "first_token_s": median(first) if first else None,
-        "streams": position.size * math.floor(position.seconds / parts[90]),
-        "profiled_cpu_rtf": cell.cpu_us / (1e6 * cell.profiled * audio),
-        "profiled_cuda_rtf": cell.cuda_us / (1e6 * cell.profiled * audio) or None,
-    }
+    audio = position.size * position.seconds
+    profiled_us = 1e6 * cell.profiled * audio
+    return Measured(
+        position,
+        job.status,
+        job.reason,
+        cell,
+        n=len(times),
+        rtf=p50 / audio,
+        rtf_p20=p20 / audio,
+        rtf_p80=p80 / audio,
+        profiled_cpu_rtf=cell.cpu_us / profiled_us,
+        profiled_cuda_rtf=cell.cuda_us / profiled_us or None,
+        p50_s=p50,
+        p90_s=p90,
+        p99_s=p99,
+        first_token_s=median(first) if first else None,
+        utterances_per_second=position.size / p50,
+        streams=position.size * math.floor(position.seconds / p90),
+    )
 
 
-def contradiction(row: Row) -> float:
+def contradiction(row: Measured) -> float:
     """Return how many times as long the median timed call was as the self time of a profiled one."""
-    profiled = row["profiled_cpu_rtf"] + (row["profiled_cuda_rtf"] or 0)
-    return row["rtf"] / profiled if profiled else 0.0
+    profiled = row.profiled_cpu_rtf + (row.profiled_cuda_rtf or 0)
+    return row.rtf / profiled if profiled else 0.0
 
 
-def _both(words: Callable[[float], str], row: Row, key: str, unit: str = "") -> str:
+def _both(words: Callable[[float], str], cpu: Optional[float], cuda: Optional[float], unit: str = "") -> str:
     """Return "5.15E-02 + 3.62E-02" or "0.00 + 1.47 GiB": CPU, and CUDA where it was used."""
-    cpu, cuda = (row.get(key.format(kind)) for kind in ("cpu", "cuda"))
-    known = [cpu or 0, *([cuda] if cuda else [])] if (cpu, cuda) != (None, None) else []
-    return " + ".join(map(words, known)) + unit if known else "-"
+    if cpu is None and cuda is None:
+        return "-"
+    used = [cpu or 0, *([cuda] if cuda else [])]
+    return " + ".join(map(words, used)) + unit
+
+
+def _gib(size: float) -> str:
+    return f"{size / text.GIB:.{4 if 0 < size < text.GIB / 100 else 2}f}"
 
 
 #: Each grid by name: its title, and the function that words a cell.
-GRIDS: Dict[str, Any] = {
+GRIDS: Dict[str, Tuple[str, Callable[[Measured], str]]] = {
     "real_time_factors": (
         "Real-time factor: seconds of computing for a second of audio",
-        lambda row: factor(row["rtf"]) + (" busy" if row["busy"] else ""),
+        lambda row: factor(row.rtf) + (" busy" if row.cell.busy else ""),
     ),
     "profiled_real_time_factors": (
         "Real-time factor from self time, profiled (the last two of six batches)",
-        lambda row: _both(factor, row, "profiled_{}_rtf"),
+        lambda row: _both(factor, row.profiled_cpu_rtf, row.profiled_cuda_rtf),
     ),
     "memory_peaks": (
         "Memory peak: highest running sum of allocations in a batch, profiled",
-        lambda row: _both(
-            lambda of: f"{of / text.GIB:.{4 if 0 < of < text.GIB / 100 else 2}f}", row, "{}_peak_bytes", " GiB"
-        ),
+        lambda row: _both(_gib, row.cell.cpu_peak_bytes, row.cell.cuda_peak_bytes, " GiB"),
     ),
 }
 
@@ -212,28 +256,28 @@ def grid_of(name: str, rows: Sequence[Row], variant: str) -> show.Table:
     title, words = GRIDS[name]
     lines: Dict[float, Dict[str, show.Cell]] = {}
     for each in rows:
-        seconds, size = each["position"].seconds, each["position"].size
+        seconds = each.position.seconds
         line = lines.setdefault(seconds, {"audio": show.Cell(f"{seconds:g}s")})
-        line[f"{size}"] = show.Cell(words(each) if each["status"] == "ok" else each["status"])
+        line[f"{each.position.size}"] = show.Cell(words(each) if isinstance(each, Measured) else each.status)
     columns = [show.Column(head, head != "audio") for head in next(iter(lines.values()))]
     heading = f"{title}{variant and ', '}{variant}; columns: batch sizes"
     return show.Table(name, heading, columns, [list(line.values()) for line in lines.values()])
 
 
-def total(rows: Sequence[Row]) -> List[str]:
+def total(rows: Sequence[Measured]) -> List[str]:
     """Return the answer in a line: how fast at best, and how many live streams."""
-    known = [each for each in rows if "rtf" in each]
-    if not known:
+    if not rows:
         return []
-    fastest, best = min(known, key=lambda each: each["rtf"]), max(known, key=lambda each: each["streams"])
-    at = [f"{each['position'].seconds:g}s x {each['position'].size}" for each in (fastest, best)]
-    word = "faster" if fastest["rtf"] < 1 else "slower"
-    load = ", beside other load" if fastest["busy"] else ""
-    words = f"{word} than real time: at best a factor of {factor(fastest['rtf'])} ({at[0]}{load})"
-    if not best["streams"]:
+    fastest = min(rows, key=lambda row: row.rtf)
+    best = max(rows, key=lambda row: row.streams)
+    at = [f"{row.position.seconds:g}s x {row.position.size}" for row in (fastest, best)]
+    word = "faster" if fastest.rtf < 1 else "slower"
+    load = ", beside other load" if fastest.cell.busy else ""
+    words = f"{word} than real time: at best a factor of {factor(fastest.rtf)} ({at[0]}{load})"
+    if not best.streams:
         return [f"{words}; no real-time stream: no batch ends before its audio does"]
-    load = ", beside other load" if best["busy"] else ""
-    return [f"{words}; most concurrent real-time streams: {best['streams']} ({at[1]}, 90% of calls in time{load})"]
+    load = ", beside other load" if best.cell.busy else ""
+    return [f"{words}; most concurrent real-time streams: {best.streams} ({at[1]}, 90% of calls in time{load})"]
 
 
 def answer(kept: Kept) -> Answer:
@@ -244,23 +288,25 @@ def answer(kept: Kept) -> Answer:
         row(position, Job(SKIPPED) if is_skipped(position, dimensions) else kept.job(position.job))
         for position in positions(config)
     ]
-    parts = text.gathered((each["position"].variant, each) for each in rows)
+    parts = text.gathered((each.position.variant, each) for each in rows)
     grids = [grid_of(name, part, how if len(parts) > 1 else "") for name in GRIDS for how, part in parts.items()]
     listed = [
         {
-            "audio": show.Cell(f"{each['position'].seconds:g}s", each["position"].seconds),
-            "batch": show.measured(each["position"].size),
-            "how": show.Cell(each["position"].variant),
+            "audio": show.Cell(f"{each.position.seconds:g}s", each.position.seconds),
+            "batch": show.measured(each.position.size),
+            "how": show.Cell(each.position.variant),
             **cells(NUMBERS, each),
-            "calls": show.measured(each.get("n")),
-            "status": show.Cell(each["status"]),
+            "calls": show.measured(each.n if isinstance(each, Measured) else None),
+            "status": show.Cell(each.status),
         }
         for each in rows
-        if each["status"] != SKIPPED
+        if each.status != SKIPPED
     ]
-    example, known = dimensions.example_audio, [each for each in rows if "rtf" in each]
-    busy, fewest = sum(bool(each["busy"]) for each in known), min((each["n"] for each in known), default=0)
-    ratio, worst = max(((contradiction(each), each["position"].job) for each in known), default=(0.0, ""))
+    example = dimensions.example_audio
+    measured = [each for each in rows if isinstance(each, Measured)]
+    busy = sum(bool(each.cell.busy) for each in measured)
+    fewest = min((each.n for each in measured), default=0)
+    ratio, worst = max(((contradiction(each), each.position.job) for each in measured), default=(0.0, ""))
     told = {
         **dict.fromkeys(kept.machine, True),
         f"{worst}: RTF is {ratio:.0f} times the profiled one and contradicts it: calls were timed before the model was "
@@ -272,21 +318,25 @@ def answer(kept: Kept) -> Answer:
         < fewest
         < 100,
     }
-    names = {"threads": "threads", "dtype": "dtype", "audio_mockup_secs": "seconds", "batch_sizes": "size"}
     return Answer(
         kept.header.name,
-        total(rows),
+        total(measured),
         [*grids, show.tabulated("cells", "Each cell", show.filled(listed))],
         [words for words, holds in told.items() if holds],
-        [f"{each['position'].job}: {each['status']}: {each['reason']}" for each in rows if each["reason"]],
+        [f"{each.position.job}: {each.status}: {each.reason}" for each in rows if each.reason],
         [
             {
-                **{key: getattr(each["position"], name) for key, name in names.items()},
-                **{"status": each["status"], "reason": each["reason"], **values(NUMBERS, each)},
+                "threads": each.position.threads,
+                "dtype": each.position.dtype,
+                "audio_mockup_secs": each.position.seconds,
+                "batch_sizes": each.position.size,
+                "status": each.status,
+                "reason": each.reason,
+                **values(NUMBERS, each),
             }
             for each in rows
         ],
-        [each["status"] for each in rows if each["status"] != SKIPPED],
+        [each.status for each in rows if each.status != SKIPPED],
     )
 
 
