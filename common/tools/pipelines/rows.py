@@ -6,32 +6,32 @@ import re
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated, Any, Dict, List, Literal, Mapping, Optional
+from typing import Annotated, Any, Dict, List, Literal, Mapping, Optional, Sequence
 
 from msgspec import Meta, Struct, field
 
-from rnnt_bench.analysis.metrics import cells, values
+from rnnt_bench.analysis.metrics import cells, metric, values
 from rnnt_bench.core import text
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.present.parts import Cell, filled, tabulated
 from rnnt_bench.records import schema
 from rnnt_bench.tools import configuration
-from rnnt_bench.tools.kept import NOT_RUN, Answer, Kept, of_row, slice_of
+from rnnt_bench.tools.kept import NOT_RUN, Answer, Kept, slice_of
 
 TOOL, TITLE = "pipeline", "Pipelines: what an utterance costs"
 #: Statuses of an example that ended by itself, and did not end well, are all but these.
 UNFAILED = ("ok", NOT_RUN, "interrupted")
-_mb = partial(of_row, scale=1 / text.MB, unit="bytes", better="lower")
+_mb = partial(metric, scale=1 / text.MB, unit="bytes", better="lower")
 #: The numbers of a stage or the whole: keys in CSV and JSON, and columns of the table, in this order.
 NUMBERS = (
-    of_row("run_time_s", "run time s", unit="s", better="lower"),
-    of_row("rtf", "RTF", lambda value: "-" if value is None else f"{value:.2E}", better="lower"),
+    metric("run_time_s", "run time s", unit="s", better="lower"),
+    metric("rtf", "RTF", lambda value: "-" if value is None else f"{value:.2E}", better="lower"),
     _mb("memory_bytes", "memory MB"),
     _mb("most_memory_bytes", "at most MB"),
     _mb("process_bytes", "whole process MB"),
     _mb("most_process_bytes", "process at most MB"),
-    of_row("macs", "MACs", text.quantity, better="lower"),
-    of_row("flops", "FLOPs", text.quantity, better="lower"),
+    metric("macs", "MACs", text.quantity, better="lower"),
+    metric("flops", "FLOPs", text.quantity, better="lower"),
 )
 #: Columns that add up over the stages, which run one after the other. Memory does not.
 ADDED = ("run_time_s", "rtf", "macs", "flops")
@@ -140,30 +140,67 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
     return Pipeline(general=general, stages=stages)
 
 
-def part(stage: str, costs: List[Costs], seconds: float, failed: int) -> Dict[str, Any]:
-    """Return a stage over the examples that ended well.  seconds: of all their audio; failed: examples it ended.
-    run_time_s is the mean of medians over repeats, rtf their sum over the seconds; bytes are means and largest."""
+class Part(Struct, kw_only=True):
+    """A row of a stage, or of all of them, over the examples that ended well; numbers are null where none is known.
+
+    Attributes:
+        failed: examples that it ended
+        not_counted: operators without a rule
+        run_time_s: mean of medians over repeats
+        rtf: sum of these over the seconds of all audio
+        memory_bytes, process_bytes, macs, flops: means
+        most_memory_bytes, most_process_bytes: of the example with the most
+    """
+
+    stage: str
+    failed: int
+    not_counted: List[str]
+    run_time_s: Optional[float]
+    rtf: Optional[float]
+    memory_bytes: Optional[float]
+    most_memory_bytes: Optional[float]
+    process_bytes: Optional[float]
+    most_process_bytes: Optional[float]
+    macs: Optional[float]
+    flops: Optional[float]
+
+
+def part(stage: str, costs: List[Costs], seconds: float, failed: int) -> Part:
+    """Return a stage.  seconds: of all audio of `costs`."""
     times = [median(each.wall_ns) / 1e9 for each in costs]
-    row = {"stage": stage, "failed": failed, "not_counted": sorted({name for of in costs for name in of.not_counted})}
-    row.update(run_time_s=fmean(times) if times else None, rtf=sum(times) / seconds if seconds else None)
-    for key in ("memory_bytes", "process_bytes", "macs", "flops"):
-        known = [getattr(each, key) for each in costs if getattr(each, key) is not None]
-        row.update({key: fmean(known) if known else None, f"most_{key}": max(known, default=None)})
-    return row
+    memory = [each.memory_bytes for each in costs if each.memory_bytes is not None]
+    process = [each.process_bytes for each in costs if each.process_bytes is not None]
+    return Part(
+        stage=stage,
+        failed=failed,
+        not_counted=sorted({name for each in costs for name in each.not_counted}),
+        run_time_s=_mean(times),
+        rtf=sum(times) / seconds if seconds else None,
+        memory_bytes=_mean(memory),
+        most_memory_bytes=max(memory, default=None),
+        process_bytes=_mean(process),
+        most_process_bytes=max(process, default=None),
+        macs=_mean([each.macs for each in costs]),
+        flops=_mean([each.flops for each in costs]),
+    )
+
+
+def _mean(numbers: Sequence[float]) -> Optional[float]:
+    return fmean(numbers) if numbers else None
 
 
 #: How tables call the row of all stages.
 ALL = "all (memory: largest)"
 
 
-def whole(parts: List[Dict[str, Any]]) -> Dict[str, Any]:
+def whole(parts: List[Part]) -> Part:
     """Return stages that run one after the other as one."""
-    row = {"stage": "all", "failed": sum(each["failed"] for each in parts)}
-    row["not_counted"] = sorted({name for each in parts for name in each["not_counted"]})
+    numbers: Dict[str, Optional[float]] = {}
     for key in (each.key for each in NUMBERS):
-        known = [each[key] for each in parts]
-        row[key] = None if None in known else (sum if key in ADDED else max)(known)
-    return row
+        known = [getattr(each, key) for each in parts]
+        numbers[key] = None if None in known else (sum if key in ADDED else max)(known)
+    not_counted = sorted({name for each in parts for name in each.not_counted})
+    return Part(stage="all", failed=sum(each.failed for each in parts), not_counted=not_counted, **numbers)
 
 
 def answer(kept: Kept) -> Answer:
@@ -187,37 +224,38 @@ def answer(kept: Kept) -> Answer:
         part(name, [costs[index] for costs in well], seconds, failed.count(index)) for index, name in enumerate(names)
     ]
     every += [whole(every)] if len(every) > 1 else []
-    busy, unknown = sum(any(each.busy for each in costs) for costs in well), every[-1]["not_counted"]
-    run_time, memory, flops = (every[-1][key] for key in ("run_time_s", "memory_bytes", "flops"))
-    if run_time is not None and memory is not None:
+    total = every[-1]
+    busy = sum(any(each.busy for each in costs) for costs in well)
+    if total.run_time_s is not None and total.memory_bytes is not None:
         largest = " of the largest stage" if len(every) > 1 else ""
-        amounts = f"memory{largest} {text.number(memory / text.MB)} MB, {text.quantity(flops, 'FLOPs')}"
+        memory = text.number(total.memory_bytes / text.MB)
+        amounts = f"memory{largest} {memory} MB, {text.quantity(total.flops, 'FLOPs')}"
         of = f"an utterance (mean of {text.count(len(well), 'example')})"
         load = f" (beside other load in {text.count(busy, 'example')})" if busy else ""
-        result.total.append(f"run time {text.number(run_time)} s{load}, {amounts} {of}")
+        result.total.append(f"run time {text.number(total.run_time_s)} s{load}, {amounts} {of}")
     told = {
         "run time, MACs and FLOPs of stages add up; memory is the largest of a stage": len(every) > 1,
         **dict.fromkeys(kept.machine, True),
         f"{len(failed)} of {len(config.examples)} examples failed: means are of the others alone": failed and well,
         f"{text.count(busy, 'example')} ran beside other load: times are too long": busy,
-        f"not counted in FLOPs: {', '.join(unknown)}": unknown,
+        f"not counted in FLOPs: {', '.join(total.not_counted)}": total.not_counted,
     }
     result.lines += [words for words, holds in told.items() if holds]
     of = "" if len(well) == len(config.examples) else f" of {len(config.examples)}"
     table = [
         {
-            "stage": Cell(each["stage"] if len(names) == 1 or each is not every[-1] else ALL),
+            "stage": Cell(each.stage if len(names) == 1 or each is not total else ALL),
             "examples": Cell(f"{len(well)}{of}", len(well)),
             **cells(NUMBERS, each),
-            "status": Cell(f"{each['failed']} failed" if each["failed"] else ""),
+            "status": Cell(f"{each.failed} failed" if each.failed else ""),
         }
         for each in every
     ]
     result.tables.append(tabulated("stages", "An utterance, stage by stage", filled(table)))
     counts = {"examples": len(well), "of": len(config.examples), "busy": busy}
     for each in every:
-        known = {key: each[key] for key in ("not_counted", "failed")}
-        result.rows.append({"stage": each["stage"], **counts, **values(NUMBERS, each), **known})
+        row = {"stage": each.stage, **counts, **values(NUMBERS, each)}
+        result.rows.append({**row, "not_counted": each.not_counted, "failed": each.failed})
     return result
 
 
