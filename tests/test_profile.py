@@ -224,7 +224,8 @@ def test_what_is_kept_and_shown(twelve):
     text = run("summarize.py", log).stdout
     assert text.startswith("batch-size 2: a step: ") and "VERDICT: decoder and loss: " in text
     assert "profile-time-" in (log / "all.html").read_text()
-    drawn = [ms for bars in rows.figure("a size", [*parts.values()]).data for ms in bars["x"]]
+    (figure,) = rows.answer(read(log / "profile-2" / "tool.jsonl")).figures
+    drawn = [ms for bars in figure.data for ms in bars["x"]]
     assert 0 <= found["foreign_cpu"] <= 1 and sum(drawn) == pytest.approx(parts["step"]["ms"])
 
 

@@ -7,7 +7,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar, Union
 
-from rnnt_bench.analysis.metrics import Metric, metric
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.text import count, plain
 from rnnt_bench.present import parts, text
@@ -80,11 +79,6 @@ class Answer:
             for table in self.tables
         ]
         return "\n\n".join(filter(None, [text.listed(self.total, format), *tables, below])) + "\n"
-
-
-def of_row(key: str, title: str = "", words: Optional[Callable[[Any], str]] = None, **fields: Any) -> Metric:
-    """Return the metric of a row that is a mapping of its known numbers by key, see rnnt_bench.analysis.metrics."""
-    return metric(key, title, words, lambda row: row.get(key), **fields)
 
 
 def read(path: Path) -> Kept:

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Dict, List, Optional
 
 from msgspec import Meta, Struct
 
-from rnnt_bench.analysis.metrics import cells, values
+from rnnt_bench.analysis.metrics import cells, metric, values
 from rnnt_bench.core import text
 from rnnt_bench.present.parts import Cell, Figure, tabulated
 from rnnt_bench.present.style import PALETTE, axis, bars, layout
 from rnnt_bench.records import schema
-from rnnt_bench.tools.kept import Answer, Kept, of_row, slice_of
+from rnnt_bench.tools.kept import Answer, Kept, slice_of
 from rnnt_bench.tools.sizes import Sizes
 
 TOOL, TITLE = "profile", "Where the training step goes"
@@ -108,10 +108,47 @@ class Measured(Taken, kw_only=True):
     not_counted: List[str] = []
 
 
-#: A row: a label in a phase, `other`, which no label has, or the step.  `name` is "self_attn" or "self_attn.backward",
-#: `depth` how many labels it lies in; NUMBERS are of a mean step with all that lies in the label.  ms: of the device on
-#: CUDA, else of the host; own_ms: without what lies in it; calls: of all steps; peak_mb, rise_mb, left_mb: see Memory.
-Part = Dict[str, Any]
+class Amounts(Struct, kw_only=True):
+    """Time and operations of a mean step.  ms: of the device on CUDA, else of the host."""
+
+    ms: float = 0.0
+    host_ms: float = 0.0
+    macs: float = 0.0
+    flops: float = 0.0
+
+    def add(self, more: Amounts, sign: int = 1) -> None:
+        self.ms += sign * more.ms
+        self.host_ms += sign * more.host_ms
+        self.macs += sign * more.macs
+        self.flops += sign * more.flops
+
+
+class Part(Amounts, kw_only=True):
+    """A row: a label in a phase with all that lies in it, `other`, which no label has, or the step.
+
+    Attributes:
+        name: "self_attn" or "self_attn.backward"
+        depth: how many labels it lies in
+        calls: of all steps
+        own_ms: without what lies in it
+        share: of the step's ms
+        device_ms: null on a CPU
+        peak_mb, rise_mb, left_mb: see Memory
+    """
+
+    name: str
+    label: str
+    phase: str = ""
+    depth: int = 0
+    calls: int = 0
+    own_ms: float = 0.0
+    share: float = 0.0
+    ms_per_call: Optional[float] = None
+    device_ms: Optional[float] = None
+    flops_per_second: Optional[float] = None
+    peak_mb: Optional[float] = None
+    rise_mb: Optional[float] = None
+    left_mb: Optional[float] = None
 
 
 def named(label: str, phase: str) -> str:
@@ -119,72 +156,70 @@ def named(label: str, phase: str) -> str:
     return f"{label}.{BACKWARD}" if phase == BACKWARD else label
 
 
-_ms = partial(of_row, unit="ms", better="lower")
-_mb = partial(of_row, unit="MB", better="lower", profiled=True)
+_ms = partial(metric, unit="ms", better="lower")
+_mb = partial(metric, unit="MB", better="lower", profiled=True)
 #: The numbers of a row: its keys in CSV and JSON, and the columns of the table, in this order.
 NUMBERS = (
-    of_row("calls", "calls"),
+    metric("calls", "calls"),
     _ms("ms", "ms"),
     _ms("ms_per_call", "ms /call"),
     _ms("own_ms", "own ms"),
     _ms("host_ms", "host ms"),
     _ms("device_ms"),
-    of_row("share", "share", text.percent),
+    metric("share", "share", text.percent),
     _mb("peak_mb", "peak MB"),
     _mb("rise_mb", "rise MB"),
     _mb("left_mb", "leaves MB"),
-    of_row("macs", "MACs", text.quantity),
-    of_row("flops", "FLOPs", text.quantity),
-    of_row("flops_per_second", "FLOPs /s", text.quantity, better="higher"),
+    metric("macs", "MACs", text.quantity),
+    metric("flops", "FLOPs", text.quantity),
+    metric("flops_per_second", "FLOPs /s", text.quantity, better="higher"),
 )
 
 
 def parts_of(measured: Measured) -> List[Part]:
     """Return the labels as they begin, each backward after its forward, then `other` and the step."""
 
-    def amounts(of: Taken) -> Dict[str, float]:
-        host, device = (fmean([ns or 0.0 for ns in taken]) / 1e6 for taken in (of.host_ns, of.device_ns))
-        return {"ms": device if cuda else host, "host_ms": host, "macs": of.macs, "flops": of.flops}
+    def amounts(taken: Taken) -> Amounts:
+        host = fmean(taken.host_ns) / 1e6
+        device = fmean([ns or 0.0 for ns in taken.device_ns]) / 1e6
+        return Amounts(ms=device if cuda else host, host_ms=host, macs=taken.macs, flops=taken.flops)
 
-    cuda, steps = None not in measured.device_ns, len(measured.host_ns)
+    cuda = None not in measured.device_ns
+    steps = len(measured.host_ns)
+    step = Part(name=STEP, label=STEP, calls=steps)
+    other = Part(name=OTHER, label=OTHER, calls=steps)
+    for part in (step, other):
+        part.add(amounts(measured))
     labels: Dict[str, Dict[str, Part]] = {}
-    step: Part = {
-        "name": STEP,
-        "label": STEP,
-        "phase": "",
-        "depth": 0,
-        "calls": steps,
-        **amounts(measured),
-        "own_ms": 0.0,
-    }
-    other: Part = {**step, "name": OTHER, "label": OTHER}
     spans = {(tuple(span.chain), span.phase): amounts(span) for span in measured.spans}
-    own_ms = {key: known["ms"] for key, known in spans.items()}
-    for span, (key, known) in zip(measured.spans, spans.items()):
+    own_ms = {key: amount.ms for key, amount in spans.items()}
+    for span, (key, amount) in zip(measured.spans, spans.items()):
         (*above, label), phase = key
-        empty = {"name": named(label, phase), "label": label, "phase": phase, "depth": len(above)}
-        empty.update(dict.fromkeys(("calls", "own_ms", *known), 0))
+        empty = Part(name=named(label, phase), label=label, phase=phase, depth=len(above))
         part = labels.setdefault(label, {}).setdefault(phase, empty)
-        part["calls"] += span.calls
+        part.calls += span.calls
+        if label not in above:  # else it is counted with the outer one
+            part.add(amount)
         outer = tuple(above), phase
         if outer in spans:
-            own_ms[outer] -= known["ms"]
-        for number, amount in known.items():
-            if label not in above:  # else it is counted with the outer one
-                part[number] += amount
-            if outer not in spans:
-                other[number] -= amount
+            own_ms[outer] -= amount.ms
+        else:
+            other.add(amount, -1)
     for (chain, phase), ms in own_ms.items():
-        labels[chain[-1]][phase]["own_ms"] += ms
-    other["own_ms"] = other["ms"]
+        labels[chain[-1]][phase].own_ms += ms
+    other.own_ms = other.ms
     parts = [*(part for phases in labels.values() for part in phases.values()), other, step]
     memory = {each.name: each for each in measured.memory}
     for part in parts:
-        ms, of_memory = part["ms"], memory.get("" if part is step else part["name"])
-        part.update(share=ms / step["ms"], ms_per_call=ms * steps / part["calls"] if part["calls"] else None)
-        part.update({"device_ms": ms} if cuda else {}, flops_per_second=part["flops"] / ms * 1e3 if ms > 0 else None)
-        if of_memory:
-            part.update((f"{key}_mb", getattr(of_memory, key) / text.MB) for key in ("peak", "rise", "left"))
+        part.share = part.ms / step.ms
+        part.ms_per_call = part.ms * steps / part.calls if part.calls else None
+        part.device_ms = part.ms if cuda else None
+        part.flops_per_second = part.flops / part.ms * 1e3 if part.ms > 0 else None
+        held = memory.get("" if part is step else part.name)
+        if held:
+            part.peak_mb = held.peak / text.MB
+            part.rise_mb = held.rise / text.MB
+            part.left_mb = held.left / text.MB
     return parts
 
 
@@ -217,8 +252,8 @@ def lines(choice: Choice, measured: Measured, parts: List[Part]) -> List[str]:
 
 def verdict(parts: List[Part], busy: bool) -> str:
     """Return what share of a step the transducer's own parts take, and the largest label beside them."""
-    outer = text.gathered((part["label"], part["ms"]) for part in parts if part["depth"] == 0 and part["phase"])
-    shares = {label: sum(times) / parts[-1]["ms"] for label, times in outer.items()}
+    outer = text.gathered((part.label, part.ms) for part in parts if part.depth == 0 and part.phase)
+    shares = {label: sum(times) / parts[-1].ms for label, times in outer.items()}
     share_of = {name: [shares.pop(label) for label in labels if label in shares] for name, labels in OWN_PARTS.items()}
     *names, last = [name for name, known in share_of.items() if known] or [""]
     words = " and ".join(filter(None, [", ".join(names), last]))
@@ -242,15 +277,16 @@ def answer(kept: Kept) -> Answer:
         (measured,) = job.of(Measured)
         parts = parts_of(measured)
         step = parts[-1]
-        peak = f", peak {text.number(step['peak_mb'])} MB" if step.get("peak_mb") else ""
-        operations = f"{text.quantity(step['macs'], 'MACs')}, {text.quantity(step['flops'], 'FLOPs')}"
-        result.total.append(f"{size}: a step: {text.number(step['ms'])} ms, {operations}{peak}")
-        shown = [each for each in NUMBERS if "device_ms" in step or each.key != "host_ms"]  # else the host's are all
+        peak = f", peak {text.number(step.peak_mb)} MB" if step.peak_mb else ""
+        operations = f"{text.quantity(step.macs, 'MACs')}, {text.quantity(step.flops, 'FLOPs')}"
+        result.total.append(f"{size}: a step: {text.number(step.ms)} ms, {operations}{peak}")
+        on_cpu = step.device_ms is None  # where the host's times are all
+        shown = [each for each in NUMBERS if not (on_cpu and each.key == "host_ms")]
         table = []
         for part in parts:
-            table.append({"label": Cell("· " * part["depth"] + part["name"], part["name"]), **cells(shown, part)})
-            identity = {key: part[key] for key in ("name", "label", "phase", "depth")}
-            result.rows.append({"size": size, **identity, **values(NUMBERS, part)})
+            table.append({"label": Cell("· " * part.depth + part.name, part.name), **cells(shown, part)})
+            place = {"name": part.name, "label": part.label, "phase": part.phase, "depth": part.depth}
+            result.rows.append({"size": size, **place, **values(NUMBERS, part)})
         result.tables.append(tabulated("labels", f"{size}: each label with all that lies in it; own: without", table))
         result.lines += lines(config.choice, measured, parts)
         result.figures.append(figure(size, parts))
@@ -260,19 +296,19 @@ def answer(kept: Kept) -> Answer:
 def figure(size: str, parts: List[Part]) -> Figure:
     """Return a bar for each label: its own milliseconds, forward and backward."""
     *inner, _ = parts
-    labels = list(dict.fromkeys(part["label"] for part in inner))
+    labels = list(dict.fromkeys(part.label for part in inner))
     data = []
-    for phase, color in zip(dict.fromkeys(part["phase"] for part in inner), PALETTE):
-        of_phase = [part for part in inner if part["phase"] == phase]
-        times, names = ([part[key] for part in of_phase] for key in ("own_ms", "label"))
+    for phase, color in zip(dict.fromkeys(part.phase for part in inner), PALETTE):
+        times = [part.own_ms for part in inner if part.phase == phase]
+        names = [part.label for part in inner if part.phase == phase]
         data.append(bars(phase or OTHER, times, names, {"color": color}, "%{y}: %{x:.4g} ms", orientation="h"))
-    largest = sorted(inner, key=lambda part: -part["own_ms"])[:5]
+    largest = sorted(inner, key=lambda part: -part.own_ms)[:5]
     vertical = {"categoryorder": "array", "categoryarray": labels[::-1]}
     return Figure(
         f"profile-time-{size.replace(' ', '-')}",
         f"Time of the step, {size}",
         "Milliseconds of a label in a mean step, without those of the labels that lie in it; all add up to the step.",
-        "Time of the step: " + ", ".join(f"{part['name']} {text.number(part['own_ms'])} ms" for part in largest),
+        "Time of the step: " + ", ".join(f"{part.name} {text.number(part.own_ms)} ms" for part in largest),
         data,
         layout(24 * len(labels) + 90, 150, xaxis=axis("own ms"), yaxis=vertical, barmode="stack"),
     )
