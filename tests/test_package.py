@@ -340,7 +340,7 @@ def test_every_folder_of_results_is_complete_and_consistent(folder):
 def test_a_log_becomes_a_folder_without_a_text_of_the_user(tmp_path):
     log = tmp_path / "log"
     shutil.copytree(WHOLE, log)
-    path, head = "/home/jane/corpus/speech-x.pt", records_of(log / "fused-30")[0]
+    path, head = "/home/jane/corpus/speech-x.pt", records_of(log / "003-fused")[0]
     settings, machine = {**head["settings"], "shape_file": path}, {**head["machine"], "os": f"Linux of jane, {path}"}
     settings["passes"] = [*settings["passes"], "trace"]
     command = [
@@ -354,23 +354,23 @@ def test_a_log_becomes_a_folder_without_a_text_of_the_user(tmp_path):
     ]
     command += ["--log-dir", "jane", "--sort-utterance", "--rounds=3"]
     variables = {"LD_PRELOAD": path, "OMP_NUM_THREADS": "2", path: "1", "OMP_JANE": "ssn 123", "MALLOC_X": "jane"}
-    change(log / "fused-30", "run", new=path, command=command, settings=settings, machine=machine)
+    change(log / "003-fused", "run", new=path, command=command, settings=settings, machine=machine)
     options = {"durations": {"ours": "[0, 1]", "default": 1}, "file": {"ours": path, "default": "-"}}
     of_run = {"options": options, "variables": variables}
-    change(log / "fused-30", "environment", new=path, shape_file=path, warnings=[path], **of_run)
-    change(log / "fused-30", "status", new=path, reason="ssn 123", stderr_tail=["ssn 123"], code={path: "ssn 123"})
+    change(log / "003-fused", "environment", new=path, shape_file=path, warnings=[path], **of_run)
+    change(log / "003-fused", "status", new=path, reason="ssn 123", stderr_tail=["ssn 123"], code={path: "ssn 123"})
     errors = {"the sum over V of a cell's gradient in sum": 1e-6}
-    (judged,) = [line for line in records_of(log / "fused-30") if line["record"] == "correctness"]
-    change(log / "fused-30", "correctness", at_size={**judged["at_size"], "errors": errors})
-    write_records(log / "fused-30", [*records_of(log / "fused-30"), *trace([])])
+    (judged,) = [line for line in records_of(log / "003-fused") if line["record"] == "correctness"]
+    change(log / "003-fused", "correctness", at_size={**judged["at_size"], "errors": errors})
+    write_records(log / "003-fused", [*records_of(log / "003-fused"), *trace([])])
     (log / "report.html").write_text("x")
-    (log / "fused-30" / "a.pt.trace.json").write_text('{"traceEvents": [], "a": "/home/jane/x.py"}')
-    (log / "fast_rnnt-30").rename(tmp_path / "elsewhere")
-    (log / "fast_rnnt-30").symlink_to(tmp_path / "elsewhere")
+    (log / "003-fused" / "a.pt.trace.json").write_text('{"traceEvents": [], "a": "/home/jane/x.py"}')
+    (log / "001-fast_rnnt").rename(tmp_path / "elsewhere")
+    (log / "001-fast_rnnt").symlink_to(tmp_path / "elsewhere")
     done = run("rnnt-bench", "submit", log, "--into", tmp_path / "results")
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "results").iterdir()
-    assert folder.name == "2026-11-22-amd-epyc-2-cores" and str(folder) in done.stdout
+    assert folder.name == "2026-11-27-amd-epyc-2-cores" and str(folder) in done.stdout
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert {path.name for path in files} == {"results.jsonl"}
     assert not [path for path in files if path.parent.name.endswith("fast_rnnt")]
@@ -396,10 +396,10 @@ FAULTS = {
     "uncommitted changes": ("run", {"git_dirty": True}),
     "do not say on which machine": ("run", {"machine": {}}),
     "beside other load": ("sample", {"flags": ["busy", "loaded"], "foreign_cpu": 0.9}),
-    "--resume": ("run", {"settings": {**records_of(WHOLE / "fused-30")[0]["settings"], "rounds": 9}}),
+    "--resume": ("run", {"settings": {**records_of(WHOLE / "003-fused")[0]["settings"], "rounds": 9}}),
     "it has 1 round, an interval needs 3": (
         "run",
-        {"settings": {**records_of(WHOLE / "fused-30")[0]["settings"], "rounds": 1}},
+        {"settings": {**records_of(WHOLE / "003-fused")[0]["settings"], "rounds": 1}},
     ),
     "of 2 devices": ("environment", {"device_name": "another"}),
 }
@@ -414,19 +414,19 @@ def test_a_full_disk_leaves_nothing_of_a_folder_of_results(tmp_path, disk):
 
 def test_lines_that_cannot_be_read_are_no_whole_folder(tmp_path):
     shutil.copytree(WHOLE, tmp_path / "log")
-    change(tmp_path / "log" / "fused-30", "sample", total_wall_ns="damaged")
+    change(tmp_path / "log" / "003-fused", "sample", total_wall_ns="damaged")
     done = run("rnnt-bench", "submit", tmp_path / "log", "--into", tmp_path / "results")
-    assert done.returncode == 1 and "fused-30" in done.stderr and "cannot be read" in done.stderr
+    assert done.returncode == 1 and "003-fused" in done.stderr and "cannot be read" in done.stderr
     assert "complete" not in done.stdout
     check = run("rnnt-bench", "submit", "--check", tmp_path / "log")
-    assert check.returncode == 1 and "fused-30" in check.stderr
+    assert check.returncode == 1 and "003-fused" in check.stderr
 
 
 @pytest.mark.parametrize("words", FAULTS)
 def test_what_is_not_whole_is_refused_in_one_line(tmp_path, words):
     shutil.copytree(WHOLE, tmp_path / "kept")
     kind, fields = FAULTS[words]
-    change(tmp_path / "kept" / "fused-30", kind, **fields)
+    change(tmp_path / "kept" / "003-fused", kind, **fields)
     lines = list(submit.problems(tmp_path / "kept"))
     assert any(words in line for line in lines) and all("\n" not in line for line in lines)
 
