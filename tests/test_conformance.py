@@ -313,6 +313,7 @@ WRONG = {
     ),
     **{f"Beyond{limit}": (Beyond(limit), {case: "loss "}) for limit, case in BLOCKS.items()},
     # in an interpreter it would take hours; one compiled for the CPU is asked as all others are
+    "Looping": (Beyond((300, 128), python_loops=("cpu",)), {"in-flight-at-size": (NOT_ASKED, "minutes")}),
     "Interpreted": (Beyond((512, 1024), **SIMULATED), {"frames-513": (NOT_ASKED, "hours")}),
     "Compiled": (
         Beyond((512, 1024), **SIMULATED, simulator_compiled=True),

@@ -15,7 +15,7 @@ import torch
 
 from rnnt_bench.conformance.cases import DIFFERS, NAN_GRADIENT, PASS, Outcome
 from rnnt_bench.core import text
-from rnnt_bench.core.questions import Question
+from rnnt_bench.core.questions import AT_SIZE, Question
 from rnnt_bench.losses import inputs, judge, layouts, questions
 from rnnt_bench.losses.adapter import Adapter
 from rnnt_bench.losses.inputs import Joiner
@@ -110,6 +110,8 @@ class Examination:
         adapter, question = self.adapter, self.question
         if self.interpreted and question.slow:
             raise NotAsked("not in a simulator, which would take hours")
+        if self.device.type in adapter.python_loops and question.shapes == AT_SIZE:
+            raise NotAsked(f"Python loops over its cells on this {self.device.type}, which would take minutes")
         if self.interpreted and question.dtype and question.dtype not in adapter.dtypes:
             raise NotAsked(f"its kernels have no {question.dtype}; a simulator computes with any dtype")
         durations, is_tdt = adapter.lattice.durations, adapter.topology == "tdt"
