@@ -150,8 +150,16 @@ def _durations(name: str, title: str, durations: str, asks: str, **values: Any) 
 
 def _refuses(name: str, title: str, what: str, *entry: Any) -> Question:
     wrong = f"an answer for {what}, instead of an error"
-    of_two = CORNER.but(shapes=((6, 3), (5, 2)), entry=entry, check="must_refuse", alone=True)
-    return of_two.but(name=name, title=title, asks="must be refused", wrong=wrong)
+    return _corner(
+        name,
+        title,
+        "must be refused",
+        wrong,
+        shapes=((6, 3), (5, 2)),
+        entry=entry,
+        check="must_refuse",
+        alone=True,
+    )
 
 
 TABLE: Tuple[Question, ...] = (
