@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 from rnnt_bench.conformance import show
-from rnnt_bench.conformance.cases import Outcome, Row
+from rnnt_bench.conformance.outcomes import Outcome, Row
 from rnnt_bench.core.errors import guarded
 from rnnt_bench.core.questions import TABLE
 from rnnt_bench.jobs import job as process

@@ -15,8 +15,8 @@ from fixtures_model_runs import made, write_check
 
 from losses.benchmark_reference import Reference
 from rnnt_bench.conformance import show
-from rnnt_bench.conformance.cases import CRASHES, DIFFERS, NOT_ASKED, PASS, REFUSES, Outcome, Row
 from rnnt_bench.conformance.judge import judge
+from rnnt_bench.conformance.outcomes import CRASHES, DIFFERS, NOT_ASKED, PASS, REFUSES, Outcome, Row
 from rnnt_bench.core import implementations, settings
 from rnnt_bench.core.implementations import KINDS, with_variants
 from rnnt_bench.core.questions import BY_NAME, TABLE

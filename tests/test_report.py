@@ -38,7 +38,7 @@ from fixtures_runs import (
 )
 
 from rnnt_bench.analysis import logs
-from rnnt_bench.conformance.cases import CRASHES, DIFFERS, PASS, Outcome
+from rnnt_bench.conformance.outcomes import CRASHES, DIFFERS, PASS, Outcome
 from rnnt_bench.present import parts, style
 from rnnt_bench.setup import interpreters
 from rnnt_bench.show import cards as cards_of

@@ -43,7 +43,7 @@ from fixtures_runs import (
 
 from rnnt_bench import api
 from rnnt_bench.analysis import logs, metrics
-from rnnt_bench.conformance.cases import Outcome
+from rnnt_bench.conformance.outcomes import Outcome
 from rnnt_bench.core import settings
 from rnnt_bench.records import schema
 from rnnt_bench.show import plots, tables

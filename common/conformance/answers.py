@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
-from rnnt_bench.conformance.cases import DIFFERS, NAN_GRADIENT, PASS, Outcome
+from rnnt_bench.conformance.outcomes import DIFFERS, NAN_GRADIENT, PASS, Outcome
 from rnnt_bench.core import text
 from rnnt_bench.core.questions import AT_SIZE, Question
 from rnnt_bench.losses import inputs, judge, layouts, questions

@@ -15,7 +15,7 @@ import torch
 from msgspec.structs import replace as changed
 
 from rnnt_bench.conformance.answers import Examination, NotAsked, Refused, compare, listed, size
-from rnnt_bench.conformance.cases import DIFFERS, PASS, REFUSES, Outcome
+from rnnt_bench.conformance.outcomes import DIFFERS, PASS, REFUSES, Outcome
 from rnnt_bench.core.implementations import ONE_SYMBOL
 from rnnt_bench.core.questions import FEW
 from rnnt_bench.losses.oracle import relative_error

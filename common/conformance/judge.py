@@ -15,7 +15,7 @@ from functools import cache
 from multiprocessing import Pipe
 from typing import Any, Callable, Iterator, Mapping, Sequence, Tuple
 
-from rnnt_bench.conformance.cases import CRASHES, ERROR, JUDGED, NOT_ASKED, REFUSES, TIMEOUT, Outcome, Row
+from rnnt_bench.conformance.outcomes import CRASHES, ERROR, JUDGED, NOT_ASKED, REFUSES, TIMEOUT, Outcome, Row
 from rnnt_bench.core import errors, implementations, settings, text
 from rnnt_bench.core.questions import BY_NAME, Question
 from rnnt_bench.instruments.device import current, import_torch

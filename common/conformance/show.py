@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
 
-from rnnt_bench.conformance.cases import (
+from rnnt_bench.conformance.outcomes import (
     CRASHES,
     DIFFERS,
     ERROR,
