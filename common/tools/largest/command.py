@@ -146,8 +146,8 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
     tasks = [task(name, "correctness", few) for name in names if name not in config.missing]
 
     def follow(run: kept.Kept) -> List[job.Task]:
-        known = limit_of(run) if device == "cpu" else None  # that of a run that goes on
-        return [task(*coming, known or size) for coming in losses.coming(config, run)]
+        limit_bytes = _limit_of(run, device, size)
+        return [task(*coming, limit_bytes) for coming in losses.coming(config, run)]
 
     return commands.measured(
         TOOL, sized.replace("_", "-"), config, tasks, resolved, arguments, losses.answer, executor, False, follow
@@ -244,7 +244,7 @@ def _of_model(arguments: argparse.Namespace, executor: Optional[session.Executor
         words=[", ".join([arguments.optimizer, *amp, *of_model])],
     )
 
-    def task(loss: str, called: str, sizes: Dict[int, int], limit_bytes: Optional[int] = size) -> job.Task:
+    def task(loss: str, called: str, sizes: Dict[int, int], limit_bytes: Optional[int]) -> job.Task:
         alone = "probe" in called
         chosen = [
             (number, N, config.buckets[number - 1].T, config.buckets[number - 1].U) for number, N in sizes.items()
@@ -264,8 +264,8 @@ def _of_model(arguments: argparse.Namespace, executor: Optional[session.Executor
         return job.Task(called, TOOL, given, environment=VARIABLES)
 
     def follow(run: kept.Kept) -> List[job.Task]:
-        known = limit_of(run) if device == "cpu" else None
-        return [task(*coming, known or size) for coming in buckets.coming(config, run)]
+        limit_bytes = _limit_of(run, device, size)
+        return [task(*coming, limit_bytes) for coming in buckets.coming(config, run)]
 
     called = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(arguments.model).name)
     return commands.measured(TOOL, called, config, [], resolved, arguments, losses.answer, executor, follow=follow)
@@ -288,10 +288,10 @@ def _utterances(path: Path, is_manifest: bool, bpe_model: Optional[Path]) -> Tup
 def _named(arguments: argparse.Namespace, vocab_size: int, device: str) -> Dict[str, Any]:
     """Return the model that --model names, with its arguments and the sizes of a batch, as a job takes them."""
     if arguments.model == ICEFALL or Path(arguments.model).suffix in (".yaml", ".yml", ".json"):
-        of = read_sizes(arguments.model, arguments.arg, "--arg")
+        sizes = read_sizes(arguments.model, arguments.arg, "--arg")
         config = ICEFALL if arguments.model == ICEFALL else ""
-        values = {**as_written(of), "config": config, "device": device}
-        return {"model": TRAINED, "arguments": values, "features": of.features, "vocab_size": of.vocab_size}
+        values = {**as_written(sizes), "config": config, "device": device}
+        return {"model": TRAINED, "arguments": values, "features": sizes.features, "vocab_size": sizes.vocab_size}
     values = configuration.read(arguments.args) if arguments.args else {}
     values.update((key, configuration.parsed(value, f"--arg {key}")) for key, value in arguments.arg)
     name = configuration.python_name(arguments.model, Path())
@@ -320,6 +320,11 @@ def _unit(resolved: settings.Settings) -> str:
     if not resolved.sort_utterance:
         return "utterances"
     return "padded frames (N x longest T)" if resolved.max_frames_padded else "frames (sum of T)"
+
+
+def _limit_of(run: kept.Kept, device: str, size: Optional[int]) -> Optional[int]:
+    """Return the limit of the next tasks in bytes: on a CPU that of a run that goes on, else `size`."""
+    return (limit_of(run) if device == "cpu" else None) or size
 
 
 def memory_limit(asked: Optional[str], device: str) -> Tuple[str, Optional[int]]:
