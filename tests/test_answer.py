@@ -54,7 +54,7 @@ def log(tmp_path):
 
 
 def test_a_row_of_another_python_says_which(log):
-    """As set-up writes it where there is none (rnnt_bench.setup.environments)."""
+    """Set-up writes these words where that Python is not there (rnnt_bench.setup.environments)."""
     why = "needs Python 3.11; this is Python 3.12: install it, then run `make setup`"
     write_run(log / "k2-pruned", name="k2-pruned", jobs=[[status("correctness", "missing", why)]])
     text = " ".join(screen(log).split())
@@ -178,7 +178,7 @@ def test_the_pick_for_given_logits_says_what_it_rests_on(tmp_path, loss_ms, best
 
 
 def test_an_interval_that_tells_nothing_prints_no_long_numbers(tmp_path):
-    """Of two rounds, whose ratios are 0.5 and 500."""
+    """The interval is of two rounds, whose ratios are 0.5 and 500."""
     timed(tmp_path, "k2", [10, 10])
     timed(tmp_path, "torchaudio", [5, 5000])
     lines = [screen(tmp_path), summarize(tmp_path)]

@@ -571,7 +571,7 @@ def test_a_joiner_weight_without_gradient_at_size_is_refused():
 
 
 def test_what_rounding_explains():
-    """Of 64 and 36 steps, scores of up to 10, a loss of 100 in 200: eps is 2^-23."""
+    """Paths have 64 and 36 steps, scores are up to 10, a loss of 100 is one of 200 in all: eps is 2^-23."""
     eps, of_a_posterior = 2**-23, 64 * 10 + 4 * 100  # sqrt(64) / 2 is 4 as well
     limits = rounding.allowed("float32", [(60, 4), (36, 0)], 10.0, -100.0, right=200.0, largest=0.5, negligible=1e-9)
     neglected = 1e-9 * 60 * 5
