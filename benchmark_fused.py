@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Benchmark fused_transducer.transducer_loss, this repository's own: joiner and exact loss in one (docs/fused.md).
+"""Benchmark fused_transducer.transducer_loss, this repository's own: joiner and exact loss in one
+(docs/fused.md).
 
-It takes encoder and decoder outputs and the output layer, and holds no logits, so it has no scope "loss".  On the CPU
-it is C++, compiled when it is first used; on CUDA it is Triton.  Variants: all-cells (negligible=0: backward leaves no
-cell out); torch (its plain PyTorch code, which needs no compiler); one of each other lattice.
+It takes encoder and decoder outputs and the output layer, and holds no logits, so it has no scope
+"loss".  On the CPU it is C++, compiled when it is first used; on CUDA it is Triton.  Variants:
+all-cells (negligible=0: backward leaves no cell out); torch (its plain PyTorch code, which needs no
+compiler); one of each other lattice.
 """
 
 import os
@@ -36,14 +38,20 @@ class Fused(Adapter):
 
         wanted = self.backend or {"cpu": "native", "cuda": "triton"}[device]
         try:
-            self.backend = self.module.backend_of(device, getattr(torch, self.settings.dtype), wanted)
+            self.backend = self.module.backend_of(
+                device, getattr(torch, self.settings.dtype), wanted
+            )
         except ValueError as error:
             raise NotRunnable("missing", f"{error}; fused:torch runs without it") from error
 
     def prepare(self, batch):
-        prepared = SimpleNamespace(targets=batch.targets, T_lengths=batch.T_lengths, U_lengths=batch.U_lengths)
+        prepared = SimpleNamespace(
+            targets=batch.targets, T_lengths=batch.T_lengths, U_lengths=batch.U_lengths
+        )
         if self.topology == "windowed":
-            prepared.window = self.lattice.windows(batch.T_lengths, batch.U_lengths, batch.targets.shape[1])
+            prepared.window = self.lattice.windows(
+                batch.T_lengths, batch.U_lengths, batch.targets.shape[1]
+            )
         return prepared
 
     def function(self):

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Benchmark k2.rnnt_loss, the exact (unpruned) loss of k2.
 
-It takes padded logits, int64 targets and one boundary tensor (N, 4): first symbol, first frame, U, T of each utterance.
-Variants: rnnt_type modified and constrained, in which a target leads to the next frame; delay-penalty; hat, on
-log-probabilities of a sigmoid and a softmax, which its own normalisation leaves as they are.
+It takes padded logits, int64 targets and one boundary tensor (N, 4): first symbol, first frame, U,
+T of each utterance.
+Variants: rnnt_type modified and constrained, in which a target leads to the next frame;
+delay-penalty; hat, on log-probabilities of a sigmoid and a softmax, which its own normalisation
+leaves as they are.
 """
 
 from types import SimpleNamespace
@@ -21,7 +23,8 @@ class K2(Adapter):
     takes_many_targets = False  # it asserts that T is above U
     variants = {
         "hat": HAT,
-        "by-utterance": {"by_utterance": True, "fewest_targets": 1},  # it refuses a batch without any target
+        # it refuses a batch without any target
+        "by-utterance": {"by_utterance": True, "fewest_targets": 1},
         **{name: {"topology": name} for name in ("modified", "constrained", "delay-penalty")},
     }
 
@@ -37,8 +40,16 @@ class K2(Adapter):
 
     def options(self):
         rnnt_type = self.topology if self.topology in ONE_SYMBOL else "regular"
-        options = {"termination_symbol": self.blank, "rnnt_type": rnnt_type, "reduction": self.reduction}
-        return {**options, "delay_penalty": self.lattice.penalty} if self.topology == "delay-penalty" else options
+        options = {
+            "termination_symbol": self.blank,
+            "rnnt_type": rnnt_type,
+            "reduction": self.reduction,
+        }
+        return (
+            {**options, "delay_penalty": self.lattice.penalty}
+            if self.topology == "delay-penalty"
+            else options
+        )
 
 
 ADAPTER = K2

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Benchmark k2's pruned loss: rnnt_loss_smoothed, get_rnnt_prune_ranges, do_rnnt_pruning, rnnt_loss_pruned.
+"""Benchmark k2's pruned loss: rnnt_loss_smoothed, get_rnnt_prune_ranges, do_rnnt_pruning,
+rnnt_loss_pruned.
 
-It is an approximation by design: the joiner sees only --prune-range symbols per frame.  So it is never ranked with the
-exact losses.  common/losses/layouts.py calls its functions in the order in which icefall trains them.  With its
-range widened to all of U it must equal the exact loss.  Variant hat: use_hat_loss, which k2 1.24.4 or newer has.
+It is an approximation by design: the joiner sees only --prune-range symbols per frame.  So it is
+never ranked with the exact losses.  common/losses/layouts.py calls its functions in the order in
+which icefall trains them.  With its range widened to all of U it must equal the exact loss.
+Variant hat: use_hat_loss, which k2 1.24.4 or newer has.
 """
 
 import inspect
@@ -22,18 +24,32 @@ class K2Pruned(K2):
 
     def load(self, device):
         super().load(device)
-        if self.topology == "hat" and "use_hat_loss" not in inspect.signature(self.function()).parameters:
+        if (
+            self.topology == "hat"
+            and "use_hat_loss" not in inspect.signature(self.function()).parameters
+        ):
             here = f"{self.implementation.package} {self.version()}"
-            raise NotRunnable("unsupported", f"{here} has no use_hat_loss; k2 1.24.4 or newer has it")
+            raise NotRunnable(
+                "unsupported", f"{here} has no use_hat_loss; k2 1.24.4 or newer has it"
+            )
 
     def simple_loss(self, am, lm, prepared):
-        """Return (the summed loss of the smoothed scores am (N, T, V) and lm (N, U+1, V), gradients of its arcs)."""
+        """Return (the summed loss of the smoothed scores am (N, T, V) and lm (N, U+1, V), gradients
+        of its arcs)."""
         return self.module.rnnt_loss_smoothed(
-            lm=lm, am=am, symbols=prepared.symbols, boundary=prepared.boundary, **self.simple_options()
+            lm=lm,
+            am=am,
+            symbols=prepared.symbols,
+            boundary=prepared.boundary,
+            **self.simple_options(),
         )
 
     def simple_options(self):
-        options = {"termination_symbol": self.blank, "lm_only_scale": self.lm_only_scale, "am_only_scale": 0.0}
+        options = {
+            "termination_symbol": self.blank,
+            "lm_only_scale": self.lm_only_scale,
+            "am_only_scale": 0.0,
+        }
         return {**options, "reduction": "sum", "return_grad": True}
 
     def ranges(self, arc_gradients, prepared):
@@ -51,12 +67,18 @@ class K2Pruned(K2):
         return self.module.rnnt_loss_pruned
 
     def options(self):
-        return {**super().options(), "use_hat_loss": True} if self.topology == "hat" else super().options()
+        return (
+            {**super().options(), "use_hat_loss": True}
+            if self.topology == "hat"
+            else super().options()
+        )
 
     def described_options(self):
         from rnnt_bench.records.schema import Option
 
-        simple = described(self.module.rnnt_loss_smoothed, self.simple_options(), prefix="rnnt_loss_smoothed.")
+        simple = described(
+            self.module.rnnt_loss_smoothed, self.simple_options(), prefix="rnnt_loss_smoothed."
+        )
         return {**super().described_options(), "s_range": Option(self.prune_range, "-"), **simple}
 
 

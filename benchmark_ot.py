@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Benchmark optimized_transducer.transducer_loss.
 
-It takes packed logits, each utterance's own cells and no padding, and writes the gradient over them, so it holds no
-second tensor of that size.  Variants: log-probs (from_log_softmax=True after torch's log_softmax, which costs that
-advantage); modified (one_sym_per_frame=True: at most one symbol per frame and a blank on the last); hat (as log-probs,
-after a sigmoid and a softmax); cuda and cuda-modified (its kernels for CUDA, which are judged on a CPU too).  If the
-package is not installed, it is built once from its source package.
+It takes packed logits, each utterance's own cells and no padding, and writes the gradient over
+them, so it holds no second tensor of that size.  Variants: log-probs (from_log_softmax=True after
+torch's log_softmax, which costs that advantage); modified (one_sym_per_frame=True: at most one
+symbol per frame and a blank on the last); hat (as log-probs, after a sigmoid and a softmax); cuda
+and cuda-modified (its kernels for CUDA, which are judged on a CPU too).  If the package is not
+installed, it is built once from its source package.
 """
 
 from types import SimpleNamespace
@@ -27,11 +28,14 @@ class OptimizedTransducer(Adapter):
         "hat": HAT,
         "cuda": CUDA,
         "cuda-modified": {**CUDA, "topology": "modified-last-blank"},
-        "by-utterance": {"by_utterance": True, "fewest_targets": 1},  # it refuses a batch without any target
+        # it refuses a batch without any target
+        "by-utterance": {"by_utterance": True, "fewest_targets": 1},
     }
 
     def prepare(self, batch):
-        return SimpleNamespace(targets=batch.targets, logit_lengths=batch.T_lengths, target_lengths=batch.U_lengths)
+        return SimpleNamespace(
+            targets=batch.targets, logit_lengths=batch.T_lengths, target_lengths=batch.U_lengths
+        )
 
     def function(self):
         return self.module.transducer_loss

@@ -1,7 +1,8 @@
 """Builds the package rnnt_bench (``pip install .``); pyproject.toml has the rest.
 
-The package is the folder common/.  The scripts of the losses and what they read travel in its folder scripts, laid out
-as here.  fused_transducer is a package of its own: a second wheel that held it would take it away when uninstalled.
+The package is the folder common/.  The scripts of the losses and what they read travel in its
+folder scripts, laid out as here.  fused_transducer is a package of its own: a second wheel that
+held it would take it away when uninstalled.
 """
 
 import atexit
@@ -11,9 +12,20 @@ import tempfile
 from setuptools import find_namespace_packages, setup
 
 #: What the scripts read, beside Python; relative to this folder.
-FILES = ["*.pt", "*.json", "data/*", "examples/**/*.yaml", "examples/**/*.py", "docs/corners.json", "results/*.json"]
+FILES = [
+    "*.pt",
+    "*.json",
+    "data/*",
+    "examples/**/*.yaml",
+    "examples/**/*.py",
+    "docs/corners.json",
+    "results/*.json",
+]
 #: What the package reads; relative to common/.
-DATA = [f"**/{name}" for name in ("*.jinja", "*.css", "*.js", "*.json", "*.hxx", "*.c", "*.npz", "LICENSE")]
+DATA = [
+    f"**/{name}"
+    for name in ("*.jinja", "*.css", "*.js", "*.json", "*.hxx", "*.c", "*.npz", "LICENSE")
+]
 DATA += ["setup/requirements/*.txt", "setup/requirements/*.in"]
 
 scratch = tempfile.mkdtemp(prefix="rnnt-bench-")  # so that a checkout stays as it is

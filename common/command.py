@@ -1,44 +1,70 @@
-"""Starts the commands of rnnt-bench and the scripts of the top level.  Scripts of losses are imported by every process
-that measures, and begin under a Python without any package, so nothing heavy is imported above."""
+"""Starts the commands of rnnt-bench and the scripts of the top level.  Scripts of losses are
+imported by every process that measures, and begin under a Python without any package, so nothing
+heavy is imported above."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple
 
 from rnnt_bench.core import errors
 from rnnt_bench.core.called import PROGRAM
 
 
 class Command(NamedTuple):
-    """module: has ``parser()``, and ``main(options)`` of what that parsed, which returns the exit code."""
+    """module: has ``parser()``, and ``main(options)`` of what that parsed, which returns the exit
+    code."""
 
     summary: str
     module: str
 
 
 #: The commands of rnnt-bench, in the order of its help.
-COMMANDS: Dict[str, Command] = {
-    "run": Command("Measure time, memory and correctness of the losses, and print the verdict.", "rnnt_bench.cli.run"),
-    "list": Command("List the losses, where each would run and what it lacks.", "rnnt_bench.cli.listing"),
-    "largest": Command("Find the largest batch that fits each loss.", "rnnt_bench.tools.largest.command"),
-    "sweep": Command("Measure at each of several values: vocab-size=500,4096.", "rnnt_bench.cli.sweep"),
-    "check": Command("Check the losses in corner cases: which is right in which.", "rnnt_bench.conformance.command"),
+COMMANDS: dict[str, Command] = {
+    "run": Command(
+        "Measure time, memory and correctness of the losses, and print the verdict.",
+        "rnnt_bench.cli.run",
+    ),
+    "list": Command(
+        "List the losses, where each would run and what it lacks.", "rnnt_bench.cli.listing"
+    ),
+    "largest": Command(
+        "Find the largest batch that fits each loss.", "rnnt_bench.tools.largest.command"
+    ),
+    "sweep": Command(
+        "Measure at each of several values: vocab-size=500,4096.", "rnnt_bench.cli.sweep"
+    ),
+    "check": Command(
+        "Check the losses in corner cases: which is right in which.",
+        "rnnt_bench.conformance.command",
+    ),
     "compare": Command("Compare two measurements.", "rnnt_bench.cli.compare"),
     "summarize": Command("Print the table of log folders.", "rnnt_bench.show.summarize"),
     "report": Command("Write one HTML page from log folders.", "rnnt_bench.show.report"),
-    "submit": Command("Make a folder of results/ from a log folder, or check one.", "rnnt_bench.tools.submit"),
+    "submit": Command(
+        "Make a folder of results/ from a log folder, or check one.", "rnnt_bench.tools.submit"
+    ),
     "shapes": Command("Make a shape file from a corpus.", "rnnt_bench.cli.shapes"),
     "flops": Command("Count the operations of a model.", "rnnt_bench.tools.flops.command"),
-    "profile": Command("Profile a training step of a model and its loss.", "rnnt_bench.tools.profile.command"),
-    "inference": Command(
-        "Measure whether a speech model is faster than real time.", "rnnt_bench.tools.inference.command"
+    "profile": Command(
+        "Profile a training step of a model and its loss.", "rnnt_bench.tools.profile.command"
     ),
-    "pipelines": Command("Measure what an utterance costs in a speech system.", "rnnt_bench.tools.pipelines.command"),
-    "tensorboard": Command("Write log folders as scalars of TensorBoard.", "rnnt_bench.show.tensorboard"),
-    "trace-viewer": Command("Show a trace in Perfetto's own page, offline.", "rnnt_bench.show.trace_viewer"),
+    "inference": Command(
+        "Measure whether a speech model is faster than real time.",
+        "rnnt_bench.tools.inference.command",
+    ),
+    "pipelines": Command(
+        "Measure what an utterance costs in a speech system.", "rnnt_bench.tools.pipelines.command"
+    ),
+    "tensorboard": Command(
+        "Write log folders as scalars of TensorBoard.", "rnnt_bench.show.tensorboard"
+    ),
+    "trace-viewer": Command(
+        "Show a trace in Perfetto's own page, offline.", "rnnt_bench.show.trace_viewer"
+    ),
 }
 
 
@@ -52,7 +78,9 @@ def main(words: Sequence[str]) -> int:
         print(_version() if "v" in name.lower() else _help())
         return errors.finished()
     if name not in COMMANDS:
-        errors.say(f"{PROGRAM}: error: no command is named {name!r}{closest(name, COMMANDS)} (--help tells more)")
+        errors.say(
+            f"{PROGRAM}: error: no command is named {name!r}{closest(name, COMMANDS)} (--help tells more)"
+        )
         return errors.EXIT_USAGE
     return run(f"{PROGRAM} {name}", others, lambda: import_module(COMMANDS[name].module))
 
@@ -62,8 +90,9 @@ def script(name: str) -> int:
     return run(Path(sys.argv[0]).name, sys.argv[1:], lambda: import_module(COMMANDS[name].module))
 
 
-def script_main(file: str, description: Optional[str]) -> int:
-    """Run the benchmark script `file` of one implementation, of a template with all others; return the exit code."""
+def script_main(file: str, description: str | None) -> int:
+    """Run the benchmark script `file` of one implementation, of a template with all others; return
+    the exit code."""
 
     def load() -> Any:
         from rnnt_bench.cli.run import Script
@@ -74,7 +103,8 @@ def script_main(file: str, description: Optional[str]) -> int:
 
 
 def run(program: str, words: Sequence[str], load: Callable[[], Any]) -> int:
-    """Run the command that `load` returns, a module or else what has its `parser` and `main`; return the exit code.
+    """Run the command that `load` returns, a module or else what has its `parser` and `main`;
+    return the exit code.
 
     program: how the user called it."""
     from rnnt_bench.setup import interpreters
@@ -106,4 +136,6 @@ def _version() -> str:
 
     revision, changed = machine.git_state(ROOT)
     state = " with changes" if changed else ""
-    return f"{PROGRAM} {rnnt_bench.__version__}" + (f" ({revision[:12]}{state})" if revision else "")
+    return f"{PROGRAM} {rnnt_bench.__version__}" + (
+        f" ({revision[:12]}{state})" if revision else ""
+    )

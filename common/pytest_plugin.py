@@ -5,16 +5,18 @@ In conftest.py: ``pytest_plugins = ["rnnt_bench.pytest_plugin"]``.  In a test::
     def test_speed(not_slower):
         not_slower(my_loss, "baselines/my_loss", percent=10, vocab_size=500)
 
-The first time it measures the baseline, leaves its log folder there and skips; remove the folder to measure it anew.
-It skips as well, with the reason, where there is no verdict: too few rounds, other load, another machine.
+The first time it measures the baseline, leaves its log folder there and skips; remove the folder to
+measure it anew. It skips as well, with the reason, where there is no verdict: too few rounds, other
+load, another machine.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, NoReturn, Union
+from typing import Any, NoReturn
 
 import pytest
 
@@ -22,18 +24,25 @@ from rnnt_bench import api
 from rnnt_bench.core import files
 from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK
 
-#: Held while a loss is measured, since tests that run at once would slow each other: of pytest-xdist, say.
+#: Held while a loss is measured, since tests that run at once would slow each other: of
+#: pytest-xdist, say.
 LOCK = Path(tempfile.gettempdir()) / "rnnt-bench-not-slower.lock"
 
 
 @pytest.fixture
 def not_slower(tmp_path: Path) -> Callable[..., None]:
-    """Return a function that measures a loss and fails the test where it is surely slower than it was."""
+    """Return a function that measures a loss and fails the test where it is surely slower than it
+    was."""
 
     def check(
-        loss: api.Loss, baseline: Union[str, Path], percent: float = 5.0, strict: bool = False, **flags: Any
+        loss: api.Loss,
+        baseline: str | Path,
+        percent: float = 5.0,
+        strict: bool = False,
+        **flags: Any,
     ) -> None:
-        """Measure `loss`, and fail where the whole interval of a time is above the baseline's by `percent` %.
+        """Measure `loss`, and fail where the whole interval of a time is above the baseline's by
+        `percent` %.
 
         Args:
             loss, flags: as of `rnnt_bench.instruments`.
@@ -56,7 +65,9 @@ def not_slower(tmp_path: Path) -> Callable[..., None]:
                 no_verdict(api.last_line(kept))
             shutil.copytree(log / "baselines" / "kept", baseline)
             pytest.skip(f"{baseline} holds the baseline from now on")
-        compared = api.command("compare", str(baseline), str(log), "--fail-on-slower", f"{percent}%", "--strict")
+        compared = api.command(
+            "compare", str(baseline), str(log), "--fail-on-slower", f"{percent}%", "--strict"
+        )
         if compared.returncode == EXIT_FAILED:
             pytest.fail(api.last_line(compared))
         if compared.returncode != EXIT_OK:

@@ -21,15 +21,14 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
-
-import _fused_table as fused_table  # noqa: E402
 
 from rnnt_bench.analysis import doubts, logs, verdict  # noqa: E402
 from rnnt_bench.analysis import machines as machines_of  # noqa: E402
@@ -49,6 +48,8 @@ from rnnt_bench.records.schema import FILE_NAME, TOOL_FILE_NAME, FirstLine, Head
 from rnnt_bench.show import tables  # noqa: E402
 from rnnt_bench.tools import kept  # noqa: E402
 from rnnt_bench.tools.largest import losses  # noqa: E402
+
+import _fused_table as fused_table  # noqa: E402
 
 #: End of a folder's name in results/ -> the script that made its runs; of others it is benchmark_all.py.
 MADE_BY = {"fused-table": "docs/_fused_table.py"}
@@ -157,7 +158,7 @@ def _named(row: Row) -> str:
     return METRICS["implementation"].shown(row) + (f", {row.under}" if row.under else "")
 
 
-def _by_name(folder: str) -> Dict[str, Row]:
+def _by_name(folder: str) -> dict[str, Row]:
     """Return the rows with status ok by their names."""
     (group,) = groups(logs.read([ROOT / folder]).rows)
     return {row.name: row for row in group if row.status == "ok"}
@@ -176,7 +177,7 @@ def runs() -> str:
     for folder in sorted((ROOT / "results").iterdir(), reverse=True):
         if folder.is_dir():
             log = logs.read([folder], all_runs=True)
-            headers: List[Any] = [row.header for row in [*log.rows, *log.swept]]
+            headers: list[Any] = [row.header for row in [*log.rows, *log.swept]]
             headers += [kept.read(path).header for path in folder.rglob(TOOL_FILE_NAME)]
             machine = headers[0].machine
             hardware = f"{machines_of.named(machine)}, {(machine.memory_bytes or 0) / GIB:.0f} GiB"
@@ -187,12 +188,12 @@ def runs() -> str:
     return markdown_of(["folder", "hardware", "command", "revision"], lines)
 
 
-def _configurations() -> Iterator[Tuple[str, List[Row]]]:
+def _configurations() -> Iterator[tuple[str, list[Row]]]:
     """Yield (folder, rows with a step) of each configuration that results/ measured on a machine."""
     for folder in sorted((ROOT / "results").iterdir()):
         if folder.is_dir() and not folder.name.endswith(NO_WORKLOAD):
             log = logs.read([folder])
-            cells: Dict[str, List[Row]] = {}
+            cells: dict[str, list[Row]] = {}
             for row in log.swept:
                 cells.setdefault(str(row.header.values), []).append(row)
             for measured in [*(group.rows for group in log.groups), *cells.values()]:
@@ -218,7 +219,7 @@ def _workload(rows: Sequence[Row]) -> str:
     return f"V {settings['vocab_size']}, {of}, {settings['dtype']}"
 
 
-def _machine(folder: str, rows: Sequence[Row]) -> List[str]:
+def _machine(folder: str, rows: Sequence[Row]) -> list[str]:
     """Return the cells of one configuration; [] where no two exact losses were timed."""
     pick, pruned = verdict.fastest(rows), verdict.fastest(rows, ("pruned",))
     if not pick or not pick.next:
@@ -298,7 +299,7 @@ def _times(of: Any) -> str:
 def command(header: FirstLine, of_folder: Sequence[Header] = ()) -> str:
     """Return the command of a run without its log folder; of a run that was sent, which has none, one of the same
     settings. of_folder: the headers of its folder."""
-    words: List[str] = []
+    words: list[str] = []
     for word in map(str, header.command or ["benchmark_all.py", *_flags(of_folder or [header])]):
         if words and words[-1] == "--log-dir":
             words.pop()
@@ -307,7 +308,7 @@ def command(header: FirstLine, of_folder: Sequence[Header] = ()) -> str:
     return " ".join([f"./{Path(words[0]).name}", *words[1:]])
 
 
-def _flags(headers: Sequence[Header]) -> List[str]:
+def _flags(headers: Sequence[Header]) -> list[str]:
     """Return flags that measure again what these runs of one folder did."""
     values, names = headers[0].settings, list(dict.fromkeys(header.name for header in headers))
     grid = {key: dict.fromkeys(str(header.values[key]) for header in headers) for key in headers[0].values}
@@ -341,11 +342,11 @@ def judged(folder: str) -> str:
     return markdown_of(heads, lines)
 
 
-def _swept(folder: str) -> Tuple[str, Dict[str, Dict[str, Row]]]:
+def _swept(folder: str) -> tuple[str, dict[str, dict[str, Row]]]:
     """Return the setting that a sweep varies, and its rows by value and name."""
     (swept,) = logs.read([ROOT / folder]).sweeps
     ((key, _),) = swept.grid.items()
-    by_value: Dict[str, Dict[str, Row]] = {}
+    by_value: dict[str, dict[str, Row]] = {}
     for row in swept.rows:
         if row.status == "ok":
             by_value.setdefault(str(row.header.values[key]), {})[row.name] = row
@@ -360,7 +361,7 @@ def sweep(folder: str) -> str:
     return f"{markdown_of([key.replace('_', ' '), *map(Column, names)], lines)}\n\nThis was {_dated(folder)}."
 
 
-def _steps(rows: Dict[str, Row], names: Sequence[str]) -> List[str]:
+def _steps(rows: dict[str, Row], names: Sequence[str]) -> list[str]:
     return [number(rows[name].median_ms("step"), 3) if name in rows else "-" for name in names]
 
 
@@ -368,7 +369,7 @@ def few_cells(folder: str) -> str:
     """Return a Markdown table of a sweep over vocabularies and frames of one utterance: how many times fused's step the
     fastest other exact loss takes, and how many times fused's peak the smallest."""
     (swept,) = logs.read([ROOT / folder]).sweeps
-    lines: Dict[int, Dict[str, str]] = {}
+    lines: dict[int, dict[str, str]] = {}
     for values, rows in swept.cells():
         timed = {row.name: row for row in rows if row.status == "ok" and row.kind == "exact"}
         own = timed.pop("fused")
@@ -399,7 +400,6 @@ def windows(folder: str) -> str:
 def _cells(T: int, U: int, window: int) -> int:
     """Return the cells of an utterance that paths within the windows of `--topology windowed` pass."""
     import torch  # takes longer than a page
-
     from rnnt_bench.losses.topologies import TOPOLOGIES
 
     topology: Any = replace(TOPOLOGIES["windowed"], window=window)
@@ -441,7 +441,7 @@ def _device(row: Row) -> str:
 # Figures in sentences.
 
 
-def _rows(folder: str, value: str = "") -> Dict[str, Row]:
+def _rows(folder: str, value: str = "") -> dict[str, Row]:
     """Return the rows with status ok by their names; of a sweep those at `value`."""
     return _swept(folder)[1][value] if value else _by_name(folder)
 
@@ -489,7 +489,7 @@ def _gap(folder: str, name: str, value: str = "") -> str:
 
 def costs(folder: str) -> str:
     """Return a table of the seconds that the jobs of a run took, by pass, and of a run of the fewest rounds."""
-    seconds: Dict[str, Dict[bool, float]] = defaultdict(lambda: defaultdict(float))
+    seconds: dict[str, dict[bool, float]] = defaultdict(lambda: defaultdict(float))
     for path in store.files_named(FILE_NAME, ROOT / folder):
         header, lines = store.read_run(path.parent)
         for job in store.latest_jobs(lines).values():
@@ -524,13 +524,13 @@ def _measured(folder: str) -> str:
 
 
 QUOTE = re.compile(r"(<!-- = ([^>]+) -->)[^<]*(<!-- / -->)")
-QUOTES: Dict[str, Callable[..., str]] = {
+QUOTES: dict[str, Callable[..., str]] = {
     quote.__name__.strip("_"): quote
     for quote in (_lead, _over, _across, _step, _peak, _others, _gap, _bought, _measured, _dated)
 }
 
 
-WRITERS: Dict[str, Callable[..., str]] = {
+WRITERS: dict[str, Callable[..., str]] = {
     writer.__name__.replace("_", "-"): writer
     for writer in (
         *(table, fast_products, use, screen, session, head, largest, comparison, runs, machines, lead, fused, logits),

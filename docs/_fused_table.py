@@ -15,9 +15,10 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import geometric_mean, median
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -55,9 +56,9 @@ class Workload(NamedTuple):
     """
 
     title: str
-    flags: Tuple[str, ...]
-    rows: Tuple[str, ...]
-    small: Tuple[str, ...]
+    flags: tuple[str, ...]
+    rows: tuple[str, ...]
+    small: tuple[str, ...]
 
 
 FAST = ("optimized_transducer", "fast_rnnt")
@@ -122,15 +123,15 @@ class Measured(NamedTuple):
     workload: Workload
     logits: str
     run: str
-    rows: Dict[str, Row]
-    memory: Dict[str, Row]
+    rows: dict[str, Row]
+    memory: dict[str, Row]
 
     @property
     def fused(self) -> Row:
         return self.rows["fused"]
 
 
-def read(folder: Path) -> List[Measured]:
+def read(folder: Path) -> list[Measured]:
     """Return the lines of the tables; raise UserError if fused has no numbers."""
     lines = []
     for key, workload in WORKLOADS.items():
@@ -150,7 +151,7 @@ def read(folder: Path) -> List[Measured]:
     return lines
 
 
-def times(row: Row) -> Dict[str, float]:
+def times(row: Row) -> dict[str, float]:
     """Return the median milliseconds of a step for each batch."""
     samples = gathered((sample.batch, sample.ms) for sample in row.samples_of("step"))
     return {batch: median(values) for batch, values in samples.items()}
@@ -169,8 +170,8 @@ class Ratio(NamedTuple):
 
 
 def best(
-    fused: Dict[str, float], peers: Dict[str, Dict[str, float]], over: Callable[[Sequence[float]], float]
-) -> Optional[Ratio]:
+    fused: dict[str, float], peers: dict[str, dict[str, float]], over: Callable[[Sequence[float]], float]
+) -> Ratio | None:
     """Return the ratio to the best peer over the batches that all have; None where there are none.
 
     fused, peers: milliseconds or bytes by batch, of fused and of each peer; over: one number of several batches.
@@ -183,17 +184,17 @@ def best(
     return Ratio(over([fused[batch] for batch in shared]), sizes[name], name)
 
 
-def peers(rows: Dict[str, Row], kind: str) -> Dict[str, Row]:
+def peers(rows: dict[str, Row], kind: str) -> dict[str, Row]:
     """Return the other rows of this kind that ended well."""
     return {name: row for name, row in rows.items() if row.kind == kind and name != "fused" and row.status == "ok"}
 
 
-def time_of(entry: Measured) -> Optional[Ratio]:
+def time_of(entry: Measured) -> Ratio | None:
     timed = {name: times(row) for name, row in peers(entry.rows, "exact").items()}
     return best(times(entry.fused), {name: values for name, values in timed.items() if values}, geometric_mean)
 
 
-def faster(entry: Measured, time: Optional[Ratio]) -> str:
+def faster(entry: Measured, time: Ratio | None) -> str:
     """Return how many times faster fused is than the best other loss, with its interval: "1.19 (0.92 to 1.55)"."""
     ratio = stand(entry.rows[time.name], entry.fused, "step").ratio if time else None
     if ratio is None:
@@ -202,24 +203,24 @@ def faster(entry: Measured, time: Optional[Ratio]) -> str:
     return number(ratio.ratio, 3) + (f" ({span})" if span else "")
 
 
-def memory_of(entry: Measured, kind: str = "exact") -> Optional[Ratio]:
+def memory_of(entry: Measured, kind: str = "exact") -> Ratio | None:
     fused = entry.memory.get("fused")
     peaks = {name: row.peaks for name, row in peers(entry.memory, kind).items()}
     return best(fused.peaks, peaks, max) if fused else None
 
 
-def limit_of(row: Row) -> Optional[float]:
+def limit_of(row: Row) -> float | None:
     return row.limit_percent.get("step")
 
 
-def pair(ratio: Optional[Ratio]) -> Tuple[Cell, Cell]:
+def pair(ratio: Ratio | None) -> tuple[Cell, Cell]:
     """Return the cells of fused and of the best other loss, with its name."""
     if ratio is None:
         return Cell("-", 0), Cell("-", 0)
     return Cell(number(ratio.fused), 0), Cell(f"{number(ratio.peer)} ({ratio.name})", 0)
 
 
-def line(entry: Measured) -> Dict[str, Cell]:
+def line(entry: Measured) -> dict[str, Cell]:
     """Return a line of the table: fused, the best other exact loss, and how many times faster and smaller fused is."""
     time, memory, pruned = time_of(entry), memory_of(entry), memory_of(entry, "pruned")
     (fused_ms, peer_ms), (fused_mb, peer_mb) = pair(time), pair(memory)

@@ -11,9 +11,10 @@ import html
 import re
 import runpy
 import sys
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Optional
+from typing import Any
 
 from mkdocs.structure.files import File
 
@@ -119,13 +120,13 @@ def _metrics() -> Iterator[str]:
             yield f"| `{metric.key}` | {' | '.join(map(_cell, (metric.title, metric.unit, metric.better)))} |"
 
 
-def _paragraphs(text: Optional[str]) -> str:
+def _paragraphs(text: str | None) -> str:
     return "\n\n".join(_cell(paragraph) for paragraph in (text or "").strip().replace("``", "").split("\n\n"))
 
 
 def _section(script: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     yield f"\n## {script}\n\n{_cell((parser.description or '').strip().partition(chr(10) * 2)[0])}\n"
-    groups: Dict[str, List[argparse.Action]] = {}
+    groups: dict[str, list[argparse.Action]] = {}
     for group in parser._action_groups:
         actions = [action for action in group._group_actions if action.help is not argparse.SUPPRESS]
         if actions:

@@ -17,8 +17,9 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from rnnt_bench.data import batching, shapes
 from rnnt_bench.present.parts import Column
 from rnnt_bench.present.text import markdown_of
 
-Interval = Optional[Tuple[float, float]]
+Interval = tuple[float, float] | None
 
 
 class World(NamedTuple):
@@ -85,7 +86,7 @@ def simulate(world: World, x: np.ndarray, truth: np.ndarray, rounds: int, batche
     return Run(x[chosen], truth[chosen] + (sides[1] + common) - (sides[0] + common))
 
 
-def sides(run: Run) -> Tuple[ratios.Rounds, ratios.Rounds, Dict[Any, float]]:
+def sides(run: Run) -> tuple[ratios.Rounds, ratios.Rounds, dict[Any, float]]:
     """Return the baseline, of time 1, the other loss, and x of each batch."""
     baseline = {name: {(name, at): 1.0 for at in range(len(ys))} for name, ys in enumerate(run.y)}
     new = {name: {(name, at): math.exp(y) for at, y in enumerate(ys)} for name, ys in enumerate(run.y.tolist())}
@@ -125,7 +126,7 @@ DESIGNS = (
 )
 
 
-def coverage(world: World, design: Design, x: np.ndarray, runs: int, seed: int) -> Tuple[float, float]:
+def coverage(world: World, design: Design, x: np.ndarray, runs: int, seed: int) -> tuple[float, float]:
     """Return (share of intervals that hold the truth, mean half-width of log(ratio)) over `runs` simulated runs."""
     rng = np.random.default_rng(seed)
     truth = 0.2 + world.slope * x + world.curve * x**2 + rng.normal(0, world.deviation, len(x))
@@ -138,7 +139,7 @@ def coverage(world: World, design: Design, x: np.ndarray, runs: int, seed: int) 
     return _held([interval() for _ in range(runs)], whole)
 
 
-def _held(intervals: Sequence[Interval], whole: float) -> Tuple[float, float]:
+def _held(intervals: Sequence[Interval], whole: float) -> tuple[float, float]:
     """Return the share of intervals that hold the truth `whole`, and their mean half-width."""
     ends = np.array(intervals, dtype=float)
     inside = (ends[:, 0] <= whole) & (whole <= ends[:, 1])
@@ -157,7 +158,7 @@ def stopped(run: Run, level: float) -> Run:
     return Run(run.x[:number], run.y[:number])
 
 
-def stopped_coverage(world: World, level: float, x: np.ndarray, runs: int, seed: int) -> Tuple[float, float]:
+def stopped_coverage(world: World, level: float, x: np.ndarray, runs: int, seed: int) -> tuple[float, float]:
     """Return the same as ``coverage``, of the CPU preset with --budget.
 
     level: how many times the fastest's time the other loss takes.
@@ -195,7 +196,7 @@ DAYS = {
 }
 
 
-def two_days(days: Days, x: np.ndarray, rng) -> List[ratios.Ratio]:
+def two_days(days: Days, x: np.ndarray, rng) -> list[ratios.Ratio]:
     """Return each row's ratio of the second day to the first, in the CPU preset, as the suite estimates it."""
     moved = math.log1p(days.machine) + rng.normal(0, days.day, days.rows)
     moved[0] += math.log1p(days.change)
@@ -208,7 +209,7 @@ def two_days(days: Days, x: np.ndarray, rng) -> List[ratios.Ratio]:
     return [ratio for ratio in result if ratio]
 
 
-def verdicts(every: Sequence[ratios.Ratio], controlled: bool) -> List[str]:
+def verdicts(every: Sequence[ratios.Ratio], controlled: bool) -> list[str]:
     """Return the verdict on each row, with 95% for all together; controlled: over the other rows but for the first."""
     words = []
     for at, ratio in enumerate(every):
@@ -226,7 +227,7 @@ class Judged(NamedTuple):
     slower: float
 
 
-def judged(days: Days, x: np.ndarray, runs: int, seed: int = 1) -> Tuple[Judged, Judged]:
+def judged(days: Days, x: np.ndarray, runs: int, seed: int = 1) -> tuple[Judged, Judged]:
     """Return the shares over `runs` simulated comparisons, without the control and with it."""
     rng = np.random.default_rng(seed)
     every = [two_days(days, x, rng) for _ in range(runs)]

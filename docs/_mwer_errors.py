@@ -15,9 +15,10 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean, mean, stdev
-from typing import Any, Dict, List, Sequence
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -32,7 +33,7 @@ VOCAB = 15
 COLUMNS = ("before", "mwer", "transducer loss")
 
 
-def run(script: str, *flags: Any) -> Dict[str, Any]:
+def run(script: str, *flags: Any) -> dict[str, Any]:
     """Return the line of JSON that an example prints."""
     command = [sys.executable, str(ROOT / "examples" / script), *map(str, flags)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -56,7 +57,7 @@ def main() -> None:
     print("| steps of the training | % of symbols wrong then | after MWER | after the transducer loss | MWER over it |")
     print("| ---: | ---: | ---: | ---: | ---: |")
     for steps in STEPS:
-        rows: List[List[float]] = []
+        rows: list[list[float]] = []
         for seed in range(SEEDS):
             with tempfile.TemporaryDirectory() as folder:
                 run("train.py", "--steps", steps, "--vocab", VOCAB, "--seed", seed, "--save", folder)

@@ -14,13 +14,11 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Dict
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
-
 from fused_transducer import transducer_loss  # noqa: E402
 from fused_transducer.sequence import mwer_loss  # noqa: E402
 from rnnt_bench.core.text import MB  # noqa: E402
@@ -31,7 +29,7 @@ SIZES = (1, 4, 8)
 WAYS = ("shared", "copied")
 
 
-def peaks(size: int, way: str) -> Dict[str, int]:
+def peaks(size: int, way: str) -> dict[str, int]:
     """Return the peaks in bytes of a step over lists of `size` hypotheses."""
     torch.manual_seed(0)
     rows = torch.arange(N).repeat_interleave(size)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, NamedTuple, Tuple, Type
+from typing import Any, NamedTuple
 
 from msgspec import inspect
-
 from rnnt_bench.records import schema
 
 
@@ -25,10 +24,10 @@ class Description(NamedTuple):
 
     name: str
     text: str
-    fields: List[Field]
+    fields: list[Field]
 
 
-def describe() -> List[Description]:
+def describe() -> list[Description]:
     """Return every kind of record by its name in ``record``, then the parts of records and of whole documents."""
     descriptions = []
     parts = schema.PARTS
@@ -40,7 +39,7 @@ def describe() -> List[Description]:
     return descriptions
 
 
-def _meanings(kind: Type[Any]) -> Dict[str, str]:
+def _meanings(kind: type[Any]) -> dict[str, str]:
     """Return the words about fields in the docstrings of a class and its bases."""
     meanings = {}
     for each in reversed(kind.__mro__):
@@ -50,12 +49,12 @@ def _meanings(kind: Type[Any]) -> Dict[str, str]:
     return meanings
 
 
-def _field(field: Any, meanings: Dict[str, str]) -> Field:
+def _field(field: Any, meanings: dict[str, str]) -> Field:
     (type_, text, unit), words = _in_words(field.type), field.name.replace("_", " ")
     return Field(field.encode_name, type_, unit, meanings.get(field.name, text) or words, field.required)
 
 
-def _in_words(type_: Any) -> Tuple[str, str, str]:
+def _in_words(type_: Any) -> tuple[str, str, str]:
     """Return the type in words, the description and the unit."""
     if isinstance(type_, inspect.Metadata):
         words, text, unit = _in_words(type_.type)
@@ -77,7 +76,7 @@ def _in_words(type_: Any) -> Tuple[str, str, str]:
     return _WORDS.get(type(type_), "any"), "", ""
 
 
-_WORDS: Dict[Any, str] = {
+_WORDS: dict[Any, str] = {
     inspect.IntType: "int",
     inspect.FloatType: "number",
     inspect.BoolType: "bool",

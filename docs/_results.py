@@ -13,20 +13,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, Tuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
-
-import _figures  # noqa: E402
 
 from rnnt_bench.records.schema import TOOL_FILE_NAME  # noqa: E402
 from rnnt_bench.tools import submit  # noqa: E402
 from rnnt_bench.tools.kept import read  # noqa: E402
 
+import _figures  # noqa: E402
+
 #: NAME -> flags of benchmark_all.py, of the script that _figures.MADE_BY names, or of rnnt-bench largest; how long
 #: that takes on two cores.
-RUNS: Dict[str, str] = {
+RUNS: dict[str, str] = {
     "bench": "--rounds 10",  # 14 minutes
     "allocator": "--only fused,optimized_transducer,fast_rnnt --sweep allocator=reuse,system --scope step "
     "--rounds 10 --passes correctness,timing",  # 5 minutes
@@ -90,7 +89,7 @@ def is_committed(folder: Path) -> bool:
     return bool(says("ls-files")) and not says("status", "--porcelain", "--ignored")
 
 
-def measure(name: str) -> Tuple[str, int]:
+def measure(name: str) -> tuple[str, int]:
     """Measure one of RUNS and keep its records; return (the folder's name, "" where there is none, the exit code)."""
     log = ROOT / "log" / f"results-{name}"
     resume = ["--resume"] if any(log.rglob("*.jsonl")) else []
@@ -116,12 +115,12 @@ def measure(name: str) -> Tuple[str, int]:
     return kept.name, 0
 
 
-def main(names: List[str]) -> int:
+def main(names: list[str]) -> int:
     unknown = [name for name in names if name not in RUNS]
     if unknown or not names:
         print(f"name some of {', '.join(RUNS)}, not {', '.join(unknown) or 'none'}", file=sys.stderr)
         return 2
-    folders: List[str] = []
+    folders: list[str] = []
     code = 0
     for name in names:
         folder, code = measure(name)

@@ -10,20 +10,19 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import List
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs"), str(ROOT / "tests")]
 
-from _figures import CHOICES  # noqa: E402
 from browsers import Browser  # noqa: E402
-
 from rnnt_bench.analysis import logs, verdict  # noqa: E402
 from rnnt_bench.analysis.row import Row  # noqa: E402
 from rnnt_bench.core.text import number  # noqa: E402
 from rnnt_bench.present.parts import Figure, Section  # noqa: E402
 from rnnt_bench.present.style import NEUTRAL, axis_of, layout, marker, points, span  # noqa: E402
 from rnnt_bench.show import page, plots  # noqa: E402
+
+from _figures import CHOICES  # noqa: E402
 
 FOLDER = "results/2026-11-27-amd-epyc-2-cores"
 SMALL, LARGE, WINNER = 8, 20, 30  # pixels of a marker
@@ -37,7 +36,7 @@ SCREENS = {
 }
 
 
-def picture(rows: List[Row]) -> Figure:
+def picture(rows: list[Row]) -> Figure:
     """Return the plot of rows of one configuration, without those of another environment than their own."""
     places = plots.positions(rows)
     both = [row for row in rows if "@" not in row.name and row.label in places]

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
@@ -24,7 +24,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import train  # noqa: E402
-
 from rnnt_bench.core import flag_types  # noqa: E402
 from rnnt_bench.core.arguments import Parser  # noqa: E402
 from rnnt_bench.core.errors import (  # noqa: E402
@@ -41,7 +40,7 @@ from rnnt_bench.setup import extensions  # noqa: E402
 FRAMES = 2400
 
 
-def trained(folder: Path, flags: List[str]) -> None:
+def trained(folder: Path, flags: list[str]) -> None:
     """Train, and save the model at three stages into `folder`.  Raises UserError if that fails."""
     command = [sys.executable, train.__file__, "--loss", "fast_rnnt-pruned", "--save", folder, *flags]
     try:  # torch is imported above: fast_rnnt needs its libraries
@@ -53,7 +52,7 @@ def trained(folder: Path, flags: List[str]) -> None:
         raise UserError("examples/train.py failed; its error is above")
 
 
-def packed(paths: List[Path]) -> List[Dict[str, np.ndarray]]:
+def packed(paths: list[Path]) -> list[dict[str, np.ndarray]]:
     """Return the arrays of each stage; `paths` are of the saved models, the last one trained, which says the frames.
 
     encoder_out (F, H) of utterances one after another, T_lengths and U_lengths (K,) of these, targets (S,), frames (S,)
@@ -61,7 +60,7 @@ def packed(paths: List[Path]) -> List[Dict[str, np.ndarray]]:
     and nats a symbol on these utterances.
     """
     saved = [torch.load(path, weights_only=True) for path in paths]
-    pairs: List[Any] = []
+    pairs: list[Any] = []
     for pair in saved[-1]["held_out"]:
         if sum(len(features) for features, _ in [*pairs, pair]) <= FRAMES:
             pairs.append(pair)
@@ -69,14 +68,14 @@ def packed(paths: List[Path]) -> List[Dict[str, np.ndarray]]:
     return [{**stage(model_of(each), pairs), **frames, "step": np.int32(path.stem)} for each, path in zip(saved, paths)]
 
 
-def model_of(saved: Dict[str, Any]) -> train.Model:
+def model_of(saved: dict[str, Any]) -> train.Model:
     """Return the model whose state was saved."""
     model = train.Model(len(saved["model"]["decoder.weight"]))
     model.load_state_dict(saved["model"])
     return model.eval().requires_grad_(False)
 
 
-def emitted(model: train.Model, pairs: List[Any]) -> Dict[str, np.ndarray]:
+def emitted(model: train.Model, pairs: list[Any]) -> dict[str, np.ndarray]:
     """Return the frame at which each symbol is emitted on the best path, counted from the first utterance."""
     encoder_out, T, targets, U = model.encode(pairs)
     decoder_out = model.decoder(torch.nn.functional.pad(targets, (1, 0)))
@@ -85,7 +84,7 @@ def emitted(model: train.Model, pairs: List[Any]) -> Dict[str, np.ndarray]:
     return {"frames": np.concatenate([(frames[n, : U[n]] + begins[n]).numpy() for n in range(len(pairs))]).astype("i4")}
 
 
-def stage(model: train.Model, pairs: List[Any]) -> Dict[str, np.ndarray]:
+def stage(model: train.Model, pairs: list[Any]) -> dict[str, np.ndarray]:
     """Return the arrays of a stage but frames and step."""
     encoder_out, T, targets, U = model.encode(pairs)
     layers = {"output": model.joiner.output_linear, "am": model.am, "lm": model.lm}

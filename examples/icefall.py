@@ -1,15 +1,17 @@
-"""icefall's Conformer transducer as its recipe of 2022 has it (pruned_transducer_stateless2): `--config icefall`.
+"""icefall's Conformer transducer as its recipe of 2022 has it (pruned_transducer_stateless2):
+`--config icefall`.
 
-Written anew from the recipe's published definition: macaron feed-forwards, self-attention over relative positions, a
-convolution module, BasicNorm, DoubleSwish, balancers of activations, a learned scale of every weight and bias, a
-stateless decoder.  It does the same work and has the same parameters, 78,648,040 by default.  Leaves out what only the
-first batches of a training do (the warm-up of layers) and what only streaming does.
+Written anew from the recipe's published definition: macaron feed-forwards, self-attention over
+relative positions, a convolution module, BasicNorm, DoubleSwish, balancers of activations, a
+learned scale of every weight and bias, a stateless decoder.  It does the same work and has the same
+parameters, 78,648,040 by default.  Leaves out what only the first batches of a training do (the
+warm-up of layers) and what only streaming does.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Optional, Tuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -99,8 +101,8 @@ class _Balance(torch.autograd.Function):
         ctx: Any,
         x: torch.Tensor,
         channel: int,
-        positive: Tuple[float, float],
-        magnitude: Tuple[float, float],
+        positive: tuple[float, float],
+        magnitude: tuple[float, float],
     ) -> torch.Tensor:
         others = [dim for dim in range(x.dim()) if dim != channel % x.dim()]
         above_zero = x > 0
@@ -114,10 +116,12 @@ class _Balance(torch.autograd.Function):
         return x
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         factor, above_zero, small, large = ctx.saved_tensors
         dtype = gradient.dtype
-        growth = (small.to(dtype) - large.to(dtype)) * (above_zero.to(dtype) - 0.5) * (2 * MOST_BALANCED)
+        growth = (
+            (small.to(dtype) - large.to(dtype)) * (above_zero.to(dtype) - 0.5) * (2 * MOST_BALANCED)
+        )
         return gradient - gradient.abs() * (factor + growth), None, None, None
 
 
@@ -126,24 +130,27 @@ for function in (_DoubleSwish, _Balance):
 
 
 class Balancer(nn.Module):
-    """The input itself.  The backward pushes channels towards a share of positive activations and a mean magnitude
-    within these ranges, by up to MOST_BALANCED of each gradient."""
+    """The input itself.  The backward pushes channels towards a share of positive activations and a
+    mean magnitude within these ranges, by up to MOST_BALANCED of each gradient."""
 
     def __init__(
         self,
         channel: int = -1,
-        positive: Tuple[float, float] = (0.05, 0.95),
-        magnitude: Tuple[float, float] = (0.2, 100.0),
+        positive: tuple[float, float] = (0.05, 0.95),
+        magnitude: tuple[float, float] = (0.2, 100.0),
     ):
         super().__init__()
         self.channel, self.positive, self.magnitude = channel, positive, magnitude
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Balance.apply(x, self.channel, self.positive, self.magnitude) if x.requires_grad else x
+        return (
+            _Balance.apply(x, self.channel, self.positive, self.magnitude) if x.requires_grad else x
+        )
 
 
 class Embed(nn.Module):
-    """(N, frames, features) -> (N, T, encoder_dim): three convolutions of kernel 3, two of them of stride 2."""
+    """(N, frames, features) -> (N, T, encoder_dim): three convolutions of kernel 3, two of them of
+    stride 2."""
 
     def __init__(self, of: Sizes):
         super().__init__()
@@ -153,7 +160,9 @@ class Embed(nn.Module):
             convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=padding)
             layers += [scaled(convolution), Balancer(channel=1), DoubleSwish()]
         self.convolutions = nn.Sequential(*layers)
-        self.out = scaled(nn.Linear(channels[-1] * subsampled(of.features, SUBSAMPLING), of.encoder_dim))
+        self.out = scaled(
+            nn.Linear(channels[-1] * subsampled(of.features, SUBSAMPLING), of.encoder_dim)
+        )
         self.norm = BasicNorm(learned=False)
         self.balancer = Balancer(positive=(0.45, 0.55))
 
@@ -169,10 +178,11 @@ class Positions(nn.Module):
         super().__init__()
         self.dropout = nn.Dropout(of.dropout)
         self.frequencies = 10000 ** (-torch.arange(0, of.encoder_dim, 2) / of.encoder_dim)
-        self.table: Optional[torch.Tensor] = None
+        self.table: torch.Tensor | None = None
 
-    def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return the input (N, T, E) with dropout, and the encodings (1, 2T-1, E) of the positions T-1 ... 1-T."""
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the input (N, T, E) with dropout, and the encodings (1, 2T-1, E) of the positions
+        T-1 ... 1-T."""
         T = x.shape[1]
         if self.table is None or len(self.table) < 2 * T - 1:
             angles = torch.arange(T - 1, -T, -1).unsqueeze(1) * self.frequencies
@@ -183,7 +193,8 @@ class Positions(nn.Module):
 
 
 class RelativeAttention(nn.Module):
-    """Self-attention whose scores are of contents and of relative positions (Transformer-XL, section 3.3)."""
+    """Self-attention whose scores are of contents and of relative positions (Transformer-XL,
+    section 3.3)."""
 
     def __init__(self, of: Sizes):
         super().__init__()
@@ -196,9 +207,11 @@ class RelativeAttention(nn.Module):
             self.register_parameter(name, bias)
             register_parametrization(self, name, Scale(1.0))
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
-        """Return (T, N, E) of the input (T, N, E), encodings of positions (1, 2T-1, E), and padding (N, T), true where
-        there is some."""
+    def forward(
+        self, x: torch.Tensor, positions: torch.Tensor, padding: torch.Tensor
+    ) -> torch.Tensor:
+        """Return (T, N, E) of the input (T, N, E), encodings of positions (1, 2T-1, E), and padding
+        (N, T), true where there is some."""
         T, N, E = x.shape
         H, D = self.heads, E // self.heads
         query, key, value = self.in_proj(x).chunk(3, dim=-1)
@@ -208,16 +221,19 @@ class RelativeAttention(nn.Module):
         at = self.linear_pos(positions).view(1, 2 * T - 1, H, D).permute(0, 2, 3, 1)
         of_contents = (query + self.content_bias).transpose(1, 2) @ key
         of_positions = (query + self.position_bias).transpose(1, 2) @ at
-        scores = (of_contents + shifted(of_positions)).masked_fill(padding[:, None, None], -math.inf)
+        scores = (of_contents + shifted(of_positions)).masked_fill(
+            padding[:, None, None], -math.inf
+        )
         weights = scores.softmax(-1)
         result = (weights.view(N * H, T, T) @ value).transpose(0, 1).reshape(T, N, E)
-        weights.sum(1) / H  # the recipe asks for the heads' mean weights, too, and does not use them
+        # the recipe asks for the heads' mean weights, too, and does not use them
+        weights.sum(1) / H
         return self.out_proj(result)
 
 
 def shifted(scores: torch.Tensor) -> torch.Tensor:
-    """Return a view (N, H, T, T) of scores (N, H, T, 2T-1) of the relative positions T-1 ... 1-T: of queries i and keys
-    j, whose position is i - j."""
+    """Return a view (N, H, T, T) of scores (N, H, T, 2T-1) of the relative positions T-1 ... 1-T:
+    of queries i and keys j, whose position is i - j."""
     N, H, T, _ = scores.shape
     batch, head, row, column = scores.stride()
     offset = scores.storage_offset() + (T - 1) * column
@@ -263,7 +279,9 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(of.dropout)
         self.bypass = Bypass(BYPASSED)
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, positions: torch.Tensor, padding: torch.Tensor
+    ) -> torch.Tensor:
         given = x
         x = x + self.dropout(self.feed_forward_macaron(x))
         x = x + self.dropout(self.self_attn(x, positions, padding))
@@ -288,8 +306,11 @@ class Encoder(nn.Module):
         self.embed, self.positions = Embed(of), Positions(of)
         self.layers = nn.ModuleList([EncoderLayer(of) for _ in range(of.layers)])
 
-    def forward(self, features: torch.Tensor, lengths: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return outputs (N, T, encoder_dim) and lengths (N,) of features (N, frames, features) and lengths (N,)."""
+    def forward(
+        self, features: torch.Tensor, lengths: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return outputs (N, T, encoder_dim) and lengths (N,) of features (N, frames, features) and
+        lengths (N,)."""
         x, positions = self.positions(self.embed(features))
         lengths = subsampled(lengths, SUBSAMPLING)
         padding = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(1)
@@ -306,4 +327,10 @@ def transducer(of: Sizes, criterion: Criterion) -> Transducer:
     register_parametrization(decoder.embedding, "weight", Scale(1 / STD))
     scaled(decoder.convolution)
     criterion.joiner.layers.output = scaled(nn.Linear(of.joiner_dim, of.vocab_size))
-    return Transducer(of, criterion, Encoder(of), decoder, lambda inputs, outputs: scaled(nn.Linear(inputs, outputs)))
+    return Transducer(
+        of,
+        criterion,
+        Encoder(of),
+        decoder,
+        lambda inputs, outputs: scaled(nn.Linear(inputs, outputs)),
+    )

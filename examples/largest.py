@@ -1,4 +1,5 @@
-"""The training of train.py for `rnnt-bench largest --model examples/largest.py:small`: model, batch and step."""
+"""The training of train.py for `rnnt-bench largest --model examples/largest.py:small`: model, batch
+and step."""
 
 import torch
 from train import Model  # examples/train.py
@@ -14,8 +15,12 @@ def small(loss="fused"):
 
 
 def batch(N, T, U):
-    """Return N random utterances of T frames of 10 ms, four of them in a row of 160 features, and of U symbols."""
-    return [(torch.randn(T // 4, 160), torch.randint(1, VOCAB, (U,), dtype=torch.int32)) for _ in range(N)]
+    """Return N random utterances of T frames of 10 ms, four of them in a row of 160 features, and
+    of U symbols."""
+    return [
+        (torch.randn(T // 4, 160), torch.randint(1, VOCAB, (U,), dtype=torch.int32))
+        for _ in range(N)
+    ]
 
 
 def step(model, batch):

@@ -1,4 +1,5 @@
-"""A small Parakeet of transformers, of random weights, for `rnnt-bench largest --model`: its loss is an argument."""
+"""A small Parakeet of transformers, of random weights, for `rnnt-bench largest --model`: its loss
+is an argument."""
 
 import torch
 from finetune_tdt import loss_of, make_batch, make_model  # examples/finetune_tdt.py
@@ -9,7 +10,8 @@ VOCAB = 500
 
 
 def small(loss="fused"):
-    """Return the model, with fused_transducer's loss in place, or with torchaudio's of its logits."""
+    """Return the model, with fused_transducer's loss in place, or with torchaudio's of its
+    logits."""
     model = make_model("parakeet-rnnt", VOCAB, width=128)
     return recipes.patch(model) if loss == "fused" else model
 

@@ -1,7 +1,7 @@
 """The arguments of one call as the backends take them, and which backend that is.
 
-Backends are "native" (C++, CPU), "triton" (CUDA) and "torch" (PyTorch alone, any device): modules with `rows`,
-`forward` and `backward` (see `plain`).  All give the same numbers.
+Backends are "native" (C++, CPU), "triton" (CUDA) and "torch" (PyTorch alone, any device): modules
+with `rows`, `forward` and `backward` (see `plain`).  All give the same numbers.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ MOST_CELLS = 2**48
 
 @dataclass(frozen=True)
 class Call:
-    """encoder_out (N, T, H), decoder_out (M, U+1, H), weight (V, H), bias (V) or None: of one floating dtype; targets
-    (M, U), T_lengths (N), U_lengths (M): integers.  Row m of the M is of utterance utterance_of[m] of the N; where that
-    is None, the rows are the utterances.  V is the number of all outputs: of the symbols, and of the further columns of
-    the lattice.  tile_cells: 0 for the backend's own choice.  seed: an int64 number on their device, for dropout; None
-    without.  window (M, U, 2): integers, the first and last frame of each label; None without."""
+    """encoder_out (N, T, H), decoder_out (M, U+1, H), weight (V, H), bias (V) or None: of one
+    floating dtype; targets (M, U), T_lengths (N), U_lengths (M): integers.  Row m of the M is of
+    utterance utterance_of[m] of the N; where that is None, the rows are the utterances.  V is the
+    number of all outputs: of the symbols, and of the further columns of the lattice.  tile_cells: 0
+    for the backend's own choice.  seed: an int64 number on their device, for dropout; None without.
+    window (M, U, 2): integers, the first and last frame of each label; None without."""
 
     encoder_out: torch.Tensor
     decoder_out: torch.Tensor
@@ -62,10 +63,14 @@ class Call:
 
     @classmethod
     def of(cls, tensors: Sequence[Optional[torch.Tensor]], options: Sequence[float]) -> Call:
-        """Return the call of the tensors, the seed and the window last, and of what `packed` made of its options."""
+        """Return the call of the tensors, the seed and the window last, and of what `packed` made
+        of its options."""
         named: Dict[str, Any] = dict(zip(OPTIONS, options))
         named.update({name: int(named[name]) for name in ("blank", "tile_cells")})
-        of_tables = ACTIVATIONS[int(named.pop("activation"))], TOPOLOGIES[int(named.pop("topology"))]
+        of_tables = (
+            ACTIVATIONS[int(named.pop("activation"))],
+            TOPOLOGIES[int(named.pop("topology"))],
+        )
         named.update(zip(("activation", "topology"), of_tables))
         return cls(*tensors, **named, durations=tuple(map(int, options[len(OPTIONS) :])))
 
@@ -82,7 +87,8 @@ class Call:
 
     @cached_property
     def band(self) -> torch.Tensor:
-        """Return the first and last frame (M, U+1, 2) int64 of each state, of a call with a window."""
+        """Return the first and last frame (M, U+1, 2) int64 of each state, of a call with a
+        window."""
         lengths = (x.to(self.device).long() for x in (self.frames, self.U_lengths))
         return windows.band_of(self.window, *lengths, self.T)
 
@@ -115,7 +121,8 @@ TENSORS, OPTIONS = _FIELDS[: _FIELDS.index("blank")], _FIELDS[_FIELDS.index("bla
 
 
 def packed(durations: Sequence[int] = (), **options: Any) -> List[float]:
-    """Return options that were checked as one list of numbers, which an operator of PyTorch takes as one argument."""
+    """Return options that were checked as one list of numbers, which an operator of PyTorch takes
+    as one argument."""
     given = {"negligible": 0.0, "topology": "regular", "activation": "tanh", **options}
     given["activation"] = ACTIVATIONS.index(given["activation"])
     given["topology"] = TOPOLOGIES.index(given["topology"])
@@ -129,18 +136,24 @@ def accumulated(dtype: torch.dtype) -> torch.dtype:
 
 
 def check_lengths(call: Call) -> None:
-    """Raise ValueError, with the utterance or row, for lengths and utterances outside their tensors.  On a GPU this
-    waits for the stream."""
+    """Raise ValueError, with the utterance or row, for lengths and utterances outside their
+    tensors.  On a GPU this waits for the stream."""
     for n, T in enumerate(call.T_lengths.tolist()):
         if not 1 <= T <= call.T:
-            raise ValueError(f"utterance {n}: T_lengths is {T}; encoder_out has {call.T} frames, and 1 is the least")
+            raise ValueError(
+                f"utterance {n}: T_lengths is {T}; encoder_out has {call.T} frames, and 1 is the least"
+            )
     for m, U in enumerate(call.U_lengths.tolist()):
         if not 0 <= U < call.U1:
-            raise ValueError(f"{_row(call, m)}: U_lengths is {U}; decoder_out has states for 0 to {call.U1 - 1}")
+            raise ValueError(
+                f"{_row(call, m)}: U_lengths is {U}; decoder_out has states for 0 to {call.U1 - 1}"
+            )
     N = len(call.encoder_out)
     for m, n in enumerate([] if call.utterance_of is None else call.utterance_of.tolist()):
         if not 0 <= n < N:
-            raise ValueError(f"row {m}: utterance_of is {n}; encoder_out has the utterances 0 to {N - 1}")
+            raise ValueError(
+                f"row {m}: utterance_of is {n}; encoder_out has the utterances 0 to {N - 1}"
+            )
 
 
 def _row(call: Call, m: int) -> str:
@@ -149,13 +162,16 @@ def _row(call: Call, m: int) -> str:
 
 
 def _wrong_targets(call: Call) -> torch.Tensor:
-    valid = torch.arange(call.U1 - 1, device=call.device) < call.U_lengths.to(call.device).unsqueeze(1)
+    valid = torch.arange(call.U1 - 1, device=call.device) < call.U_lengths.to(
+        call.device
+    ).unsqueeze(1)
     return valid & ((call.targets < 0) | (call.targets >= call.symbols))
 
 
 def any_outside(call: Call) -> torch.Tensor:
-    """Return whether a length, a target or an utterance is outside its tensor, or a window without a path, as one
-    number on the call's device: to be asked with one wait for a GPU instead of five."""
+    """Return whether a length, a target or an utterance is outside its tensor, or a window without
+    a path, as one number on the call's device: to be asked with one wait for a GPU instead of
+    five."""
     ranges = [(call.T_lengths, 1, call.T), (call.U_lengths, 0, call.U1 - 1)]
     if call.utterance_of is not None:
         ranges.append((call.utterance_of, 0, len(call.encoder_out) - 1))
@@ -170,11 +186,14 @@ def any_outside(call: Call) -> torch.Tensor:
 
 def _frames_of_labels(call: Call) -> Tuple[torch.Tensor, torch.Tensor]:
     lengths = (x.to(call.device).long() for x in (call.frames, call.U_lengths))
-    return windows.frames_of_labels(call.window, *lengths, call.lattice.label_step, call.lattice.label_ends)
+    return windows.frames_of_labels(
+        call.window, *lengths, call.lattice.label_step, call.lattice.label_ends
+    )
 
 
 def _warn_of_windows(call: Call) -> None:
-    """Warn of each row whose window leaves no path, with the first label that cannot be emitted in time."""
+    """Warn of each row whose window leaves no path, with the first label that cannot be emitted in
+    time."""
     earliest, latest = _frames_of_labels(call)
     blocked = earliest > latest
     for m in blocked.any(1).nonzero().flatten().tolist():
@@ -187,12 +206,15 @@ def _warn_of_windows(call: Call) -> None:
 
 
 def check_values(call: Call) -> None:
-    """Raise ValueError, with the utterance or row, for lengths, targets and utterances outside their tensors; warn of
-    windows without a path.
+    """Raise ValueError, with the utterance or row, for lengths, targets and utterances outside
+    their tensors; warn of windows without a path.
 
-    On a GPU this waits for the stream; while a CUDA graph is captured, which cannot wait, nothing is checked.
+    On a GPU this waits for the stream; while a CUDA graph is captured, which cannot wait, nothing
+    is checked.
     """
-    if call.device.type == "cuda" and (torch.cuda.is_current_stream_capturing() or not any_outside(call)):
+    if call.device.type == "cuda" and (
+        torch.cuda.is_current_stream_capturing() or not any_outside(call)
+    ):
         return
     check_lengths(call)
     for m, u in _wrong_targets(call).nonzero()[:1].tolist():
@@ -205,7 +227,8 @@ def check_values(call: Call) -> None:
 
 
 def check_tensors(**tensors: Any) -> None:
-    """Raise ValueError for arguments that are not dense tensors; of these, only bias and utterance_of may be None."""
+    """Raise ValueError for arguments that are not dense tensors; of these, only bias and
+    utterance_of may be None."""
     first = tensors.get("encoder_out")
     if isinstance(first, torch.Tensor) and first.dim() == 4:
         raise ValueError(
@@ -220,15 +243,20 @@ def check_tensors(**tensors: Any) -> None:
             raise ValueError(f"{name} is missing")
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name} must be a tensor; it is of type {type(tensor).__name__}")
-        if not torch.compiler.is_compiling() and hasattr(tensor, "full_tensor"):  # torch 2.4 cannot trace hasattr
+        # torch 2.4 cannot trace hasattr
+        if not torch.compiler.is_compiling() and hasattr(tensor, "full_tensor"):
             raise ValueError(
                 f"{name} is sharded (DTensor): call the loss within the forward of the module that FSDP wraps, and do "
                 "not wrap the output layer by itself"
             )
         if tensor.is_nested:
-            raise ValueError(f"{name} is a nested tensor: pad it, with torch.nested.to_padded_tensor")
+            raise ValueError(
+                f"{name} is a nested tensor: pad it, with torch.nested.to_padded_tensor"
+            )
         if tensor.layout != torch.strided:
-            raise ValueError(f"{name} has the layout {tensor.layout}: give a dense tensor, with to_dense()")
+            raise ValueError(
+                f"{name} has the layout {tensor.layout}: give a dense tensor, with to_dense()"
+            )
 
 
 def check_shapes(
@@ -246,18 +274,28 @@ def check_shapes(
         if tensor.dim() != len(dimensions.split(",")):
             raise ValueError(f"{name} must be {dimensions}; it has the shape {tuple(tensor.shape)}")
     N, T, H = encoder_out.shape
-    M, U1, V = N if utterance_of is None else len(utterance_of), decoder_out.shape[1], weight.shape[0]
+    M, U1, V = (
+        N if utterance_of is None else len(utterance_of),
+        decoder_out.shape[1],
+        weight.shape[0],
+    )
     if N == 0 or M == 0:
-        raise ValueError(f"{'utterance_of' if N else 'encoder_out'} has no utterance: the batch is empty")
+        raise ValueError(
+            f"{'utterance_of' if N else 'encoder_out'} has no utterance: the batch is empty"
+        )
     if T == 0 or U1 == 0 or H == 0 or V == 0:
         raise ValueError(f"T, U+1, H and V must be 1 at least; they are {T}, {U1}, {H} and {V}")
     if M * T * U1 > MOST_CELLS:
         raise ValueError(f"N * T * (U+1) is {M * T * U1}; 2^48 cells are the most")
     if tuple(targets.shape) == (M, U1):
-        raise ValueError(f"decoder_out has {U1} positions, as many as targets: it needs U + 1, the first for the start")
+        raise ValueError(
+            f"decoder_out has {U1} positions, as many as targets: it needs U + 1, the first for the start"
+        )
     dtype, device = encoder_out.dtype, encoder_out.device
     if dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-        raise ValueError(f"encoder_out must be float32, float64, bfloat16 or float16; it is {dtype}")
+        raise ValueError(
+            f"encoder_out must be float32, float64, bfloat16 or float16; it is {dtype}"
+        )
     for name, tensor, shape in (
         ("decoder_out", decoder_out, (M, U1, H)),
         ("weight", weight, (V, H)),
@@ -271,13 +309,19 @@ def check_shapes(
         if tensor is None:
             continue
         if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name} must have the shape {shape} by the others; it has {tuple(tensor.shape)}")
+            raise ValueError(
+                f"{name} must have the shape {shape} by the others; it has {tuple(tensor.shape)}"
+            )
         if name in ("targets", "T_lengths", "U_lengths", "utterance_of", "window"):
             if tensor.dtype not in windows.INTEGERS:
                 raise ValueError(f"{name} must be integers; it is {tensor.dtype}")
         elif tensor.dtype != dtype:
-            raise ValueError(f"{name} is {tensor.dtype}, but encoder_out is {dtype}: give one dtype")
-        if tensor.device != device and not (name.endswith(("lengths", "_of")) and tensor.device.type == "cpu"):
+            raise ValueError(
+                f"{name} is {tensor.dtype}, but encoder_out is {dtype}: give one dtype"
+            )
+        if tensor.device != device and not (
+            name.endswith(("lengths", "_of")) and tensor.device.type == "cpu"
+        ):
             raise ValueError(f"{name} is on {tensor.device}, but encoder_out is on {device}")
 
 
@@ -288,7 +332,8 @@ def check_options(
     label_smoothing: Any = 0.0, keep_bytes: Any = None, topology: Any = "regular", durations: Any = (),
     sigma: Any = 0.0, clamp: Any = 0.0, backend: Any = None,
 ) -> None:  # fmt: skip
-    """Raise ValueError for options of another type or outside their range; V: the number of outputs."""
+    """Raise ValueError for options of another type or outside their range; V: the number of
+    outputs."""
     check_topology(topology, durations, sigma, label_smoothing)
     symbols = V - len(durations)
     if symbols < 1:
@@ -304,7 +349,9 @@ def check_options(
         if value not in allowed:
             raise ValueError(f"{name}: there are {', '.join(filter(None, allowed))}, not {value!r}")
     if isinstance(blank, Integral) and -symbols <= blank < 0:
-        raise ValueError(f"blank must be 0 or more; it is {blank}, which elsewhere means blank={symbols + int(blank)}")
+        raise ValueError(
+            f"blank must be 0 or more; it is {blank}, which elsewhere means blank={symbols + int(blank)}"
+        )
     for number in (
         ("blank", blank, Integral, 0, symbols),
         ("tile_cells", tile_cells or 0, Integral, 0, 2**63),
@@ -322,7 +369,8 @@ def check_options(
 #: Backend -> its module, and whether it stores cells of utterances only (else of the padding too).
 MODULES = {"native": "native", "triton": "triton_backend", "torch": "plain"}
 PACKED = {"native": True, "triton": False, "torch": False}
-#: Backends that keep logits for backward -> bytes into which those of all cells must fit, unless the call says more.
+#: Backends that keep logits for backward -> bytes into which those of all cells must fit, unless
+#: the call says more.
 KEPT_BYTES = {"native": 2**24}
 
 
@@ -332,14 +380,18 @@ def module_of(backend: str) -> ModuleType:
 
 @cache
 def _warn_of_torch(reason: str) -> None:
-    warnings.warn(f"fused_transducer: {reason}; the plain PyTorch code runs instead, slower", stacklevel=4)
+    warnings.warn(
+        f"fused_transducer: {reason}; the plain PyTorch code runs instead, slower", stacklevel=4
+    )
 
 
-def backend_of(device: Union[str, torch.device], dtype: torch.dtype, wanted: Optional[str] = None) -> str:
+def backend_of(
+    device: Union[str, torch.device], dtype: torch.dtype, wanted: Optional[str] = None
+) -> str:
     """Return the backend for tensors of a device ("cpu", "cuda:1", ...) and dtype.
 
-    wanted: one of MODULES, or None: that of the environment variable FUSED_TRANSDUCER_BACKEND, or else the fastest that
-    is available.  Raises ValueError for one that is not.
+    wanted: one of MODULES, or None: that of the environment variable FUSED_TRANSDUCER_BACKEND, or
+    else the fastest that is available.  Raises ValueError for one that is not.
     """
     wanted = wanted or os.environ.get("FUSED_TRANSDUCER_BACKEND") or None
     check_options(1, backend=wanted)
@@ -355,5 +407,6 @@ def backend_of(device: Union[str, torch.device], dtype: torch.dtype, wanted: Opt
     return "torch"
 
 
-# what torch.compiler.assume_constant_result does, which imports all of torch._dynamo and sympy for it
+# what torch.compiler.assume_constant_result does, which imports all of torch._dynamo and sympy for
+# it
 backend_of._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,13 +1,13 @@
-"""Compiles csrc/ into one shared library, and finds it: by setup.py where the package is installed, beside the package,
-or else in a cache, where it is compiled when it is first needed.
+"""Compiles csrc/ into one shared library, and finds it: by setup.py where the package is installed,
+beside the package, or else in a cache, where it is compiled when it is first needed.
 
-On x86-64 it has the kernels for three instruction sets, and takes what the processor has when it runs, so a wheel may
-go to another machine.  It needs a C++17 compiler (GCC or Clang; CXX names another) and neither torch's headers nor
-Python's.
+On x86-64 it has the kernels for three instruction sets, and takes what the processor has when it
+runs, so a wheel may go to another machine.  It needs a C++17 compiler (GCC or Clang; CXX names
+another) and neither torch's headers nor Python's.
 
-A library runs its code when it is loaded, so one that others can have written is not: neither it nor its folder may
-belong to another user, or be open to others for writing.  Where there is no such folder, it is compiled for this
-process alone.
+A library runs its code when it is loaded, so one that others can have written is not: neither it
+nor its folder may belong to another user, or be open to others for writing.  Where there is no such
+folder, it is compiled for this process alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class BuildError(RuntimeError):
 
 
 def machine() -> str:
-    """Return the processor to compile for: this one, or for a cross compiler (CXX) that of FUSED_TRANSDUCER_MACHINE."""
+    """Return the processor to compile for: this one, or for a cross compiler (CXX) that of
+    FUSED_TRANSDUCER_MACHINE."""
     return os.environ.get("FUSED_TRANSDUCER_MACHINE") or platform.machine()
 
 
@@ -47,15 +48,19 @@ def instruction_sets() -> List[List[str]]:
 
 
 def library_name() -> str:
-    """Return a name with a digest of what the library is made of, so that none of other sources is taken for it."""
-    content = hashlib.sha256(repr((FLAGS, instruction_sets(), machine(), platform.system())).encode())
+    """Return a name with a digest of what the library is made of, so that none of other sources is
+    taken for it."""
+    content = hashlib.sha256(
+        repr((FLAGS, instruction_sets(), machine(), platform.system())).encode()
+    )
     for path in sorted(CSRC.iterdir()):
         content.update(path.name.encode() + b"\0" + path.read_bytes())
     return f"_native-{content.hexdigest()[:16]}.so"
 
 
 def compiler() -> List[str]:
-    """Return the words that call the compiler: CXX, or the first that there is.  Raises BuildError."""
+    """Return the words that call the compiler: CXX, or the first that there is.  Raises
+    BuildError."""
     try:
         given = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:
@@ -67,13 +72,16 @@ def compiler() -> List[str]:
 
 
 def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
     if done.returncode:
         raise BuildError(f"{' '.join(command)} failed: {done.stdout.strip()[-2000:]}")
 
 
 def build(target: Path, flags: Sequence[str] = ()) -> None:
-    """Write the library to `target`, at once and whole; flags: added to FLAGS.  Raises BuildError, OSError."""
+    """Write the library to `target`, at once and whole; flags: added to FLAGS.  Raises BuildError,
+    OSError."""
     words, flags = compiler(), [*FLAGS, *flags]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -86,16 +94,27 @@ def build(target: Path, flags: Sequence[str] = ()) -> None:
         except BuildError:  # one thread, then
             flags.append("-Wno-unknown-pragmas")
         jobs = [("dispatch.cpp", folder / "dispatch.o", flags)]
-        jobs += [("kernels.cpp", folder / f"{i}.o", flags + of_set) for i, of_set in enumerate(instruction_sets())]
+        jobs += [
+            ("kernels.cpp", folder / f"{i}.o", flags + of_set)
+            for i, of_set in enumerate(instruction_sets())
+        ]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            list(pool.map(lambda job: _run([*words, *job[2], "-c", str(CSRC / job[0]), "-o", str(job[1])]), jobs))
+            list(
+                pool.map(
+                    lambda job: _run(
+                        [*words, *job[2], "-c", str(CSRC / job[0]), "-o", str(job[1])]
+                    ),
+                    jobs,
+                )
+            )
         made = folder / "made.so"
         _run([*words, *flags, "-shared", *(str(job[1]) for job in jobs), "-o", str(made)])
         install(made, target)
 
 
 def install(made: Path, target: Path) -> None:
-    """Copy a file to `target` such that a crash, a full disk or another process never leaves a part of it there."""
+    """Copy a file to `target` such that a crash, a full disk or another process never leaves a part
+    of it there."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.") as folder:
         partial = Path(folder) / target.name
         with partial.open("wb") as stream:
@@ -107,8 +126,8 @@ def install(made: Path, target: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Return $FUSED_TRANSDUCER_CACHE, or the folder fused_transducer of the user's cache.  Raises OSError without a
-    home."""
+    """Return $FUSED_TRANSDUCER_CACHE, or the folder fused_transducer of the user's cache.  Raises
+    OSError without a home."""
     given, base = os.environ.get("FUSED_TRANSDUCER_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # its specification: empty or relative is as if it were not set
         base = os.path.expanduser("~/.cache")
@@ -127,7 +146,8 @@ def refusal(path: Path) -> str:
 
 
 def _in_cache() -> Path:
-    """Return the library in the cache, compiled first where it is not there; one process compiles, others wait.
+    """Return the library in the cache, compiled first where it is not there; one process compiles,
+    others wait.
 
     Raises BuildError; OSError where there can be no cache."""
     folder = cache_folder()
@@ -144,7 +164,8 @@ def _in_cache() -> Path:
 
     if not is_usable():
         with (folder / "lock").open("a") as lock:
-            with suppress(ImportError, OSError):  # where files cannot be locked, processes do the same work twice
+            # where files cannot be locked, processes do the same work twice
+            with suppress(ImportError, OSError):
                 import fcntl
 
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -167,7 +188,9 @@ def located() -> Iterator[Path]:
                     "alone. Set FUSED_TRANSDUCER_CACHE to a folder of your own, to which nobody else can write",
                     stacklevel=4,
                 )
-                private = stack.enter_context(tempfile.TemporaryDirectory(prefix="fused_transducer-"))
+                private = stack.enter_context(
+                    tempfile.TemporaryDirectory(prefix="fused_transducer-")
+                )
                 path = Path(private) / library_name()
                 build(path)
         yield path

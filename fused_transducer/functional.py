@@ -1,4 +1,5 @@
-"""`transducer_loss` and `align`: joiner and transducer loss, or its best path, in one function; `seconds` of frames."""
+"""`transducer_loss` and `align`: joiner and transducer loss, or its best path, in one function;
+`seconds` of frames."""
 
 from __future__ import annotations
 
@@ -65,77 +66,90 @@ def transducer_loss(
     weight @ activation(encoder_out + decoder_out) + bias.
 
     Inputs
-        encoder_out (N, T, H), decoder_out (N, U+1, H), weight (V, H), bias (V) or None: of one dtype of float32,
-        float64, bfloat16 and float16, with any strides.  Sums are in float32 (float64 for float64), the lattice is in
-        float64.  For bfloat16, activations are rounded to it where the processor multiplies it.  Under autocast the
-        four are cast to its dtype.
-        output: an nn.Linear in place of weight and bias.  Its weight may be tied to another layer's.
-        targets (N, U), T_lengths and U_lengths (N,): integers; the lengths may be on the CPU.  What is beyond an
-        utterance's lengths is never read.
-        utterance_of (M,): where utterances have several target sequences, such as the hypotheses of a search, the
-        utterance of each: an integer from 0 to N - 1, in any order.  decoder_out, targets, U_lengths, utterance_weights
-        and what is returned then have M rows in place of N; encoder_out is not copied.  None: one each.
+        encoder_out (N, T, H), decoder_out (N, U+1, H), weight (V, H), bias (V) or None: of one
+        dtype of float32, float64, bfloat16 and float16, with any strides.  Sums are in float32
+        (float64 for float64), the lattice is in float64.  For bfloat16, activations are rounded to
+        it where the processor multiplies it.  Under autocast the four are cast to its dtype.
+        output: an nn.Linear in place of weight and bias.  Its weight may be tied to another
+        layer's. targets (N, U), T_lengths and U_lengths (N,): integers; the lengths may be on the
+        CPU.  What is beyond an utterance's lengths is never read.
+        utterance_of (M,): where utterances have several target sequences, such as the hypotheses of
+        a search, the utterance of each: an integer from 0 to N - 1, in any order.  decoder_out,
+        targets, U_lengths, utterance_weights and what is returned then have M rows in place of N;
+        encoder_out is not copied.  None: one each.
     The joiner
-        activation: "none", "tanh", "relu", "sigmoid", "leaky_relu" (of slope 0.01), "silu" (swish), "gelu" (by the
-        error function), "selu" or "hardtanh" (between -1 and 1).
-        dropout: the probability with which an activation is 0; the others are multiplied with 1 / (1 - dropout).
-        dropout_seed: an integer, or an int64 tensor on encoder_out's device, which chooses the mask: the same on every
-        backend.  None: drawn from torch's generator of that device.
+        activation: "none", "tanh", "relu", "sigmoid", "leaky_relu" (of slope 0.01), "silu" (swish),
+        "gelu" (by the error function), "selu" or "hardtanh" (between -1 and 1).
+        dropout: the probability with which an activation is 0; the others are multiplied with 1 /
+          (1 - dropout).
+        dropout_seed: an integer, or an int64 tensor on encoder_out's device, which chooses the
+        mask: the same on every backend.  None: drawn from torch's generator of that device.
     The loss
-        reduction: "none" for the (N,) losses, "sum", or "mean" over the utterances (default, as of torch's own losses
-        and of torchaudio's rnnt_loss: one number, from which backward can begin).
-        utterance_weights (N,): each loss is multiplied with its weight; "mean" then divides by their sum (by 1
-        where that is 0).  An utterance of weight 0 is left out, even if its loss is inf or NaN.
+        reduction: "none" for the (N,) losses, "sum", or "mean" over the utterances (default, as of
+        torch's own losses and of torchaudio's rnnt_loss: one number, from which backward can
+        begin).
+        utterance_weights (N,): each loss is multiplied with its weight; "mean" then divides by
+        their sum (by 1 where that is 0).  An utterance of weight 0 is left out, even if its loss is
+        inf or NaN.
         zero_infinity: an utterance whose targets are impossible has a loss of 0 in place of inf.
-        nonfinite: what becomes of an utterance whose loss is inf or NaN (after zero_infinity).  "keep": its loss is
-        that.  "skip": it counts as one of weight 0, so its loss is 0, and so is its gradient.  "raise": a ValueError
-        that names the first one, its T and U, and the first frame of encoder_out, position of decoder_out or output
-        of weight and bias that is not finite; this waits for a GPU.
-        fastemit_lambda: the gradient of the label arcs is multiplied by 1 + fastemit_lambda (FastEmit, Yu et al. 2021);
-        the value of the loss stays.
-        delay_penalty: makes paths that emit early worth more, as in k2 and fast_rnnt: the log-probability of each label
-        at frame t gets delay_penalty * ((T_length - 1) / 2 - t) more.
-        label_smoothing: the log-probability of each arc becomes 1 - label_smoothing times itself, plus label_smoothing
-        times the mean of the cell's log-probabilities, as if each arc's target were smoothed in a cross-entropy.  Not
-        for tdt, multi-blank and hat.
-        clamp: the gradient of each logit, before that of the loss multiplies it, is held within plus and minus this, as
-        NeMo's is on CUDA; that of tdt's durations never.  0 or less: no limit.
+        nonfinite: what becomes of an utterance whose loss is inf or NaN (after zero_infinity).
+        "keep": its loss is that.  "skip": it counts as one of weight 0, so its loss is 0, and so is
+        its gradient.  "raise": a ValueError that names the first one, its T and U, and the first
+        frame of encoder_out, position of decoder_out or output of weight and bias that is not
+        finite; this waits for a GPU.
+        fastemit_lambda: the gradient of the label arcs is multiplied by 1 + fastemit_lambda
+        (FastEmit, Yu et al. 2021); the value of the loss stays.
+        delay_penalty: makes paths that emit early worth more, as in k2 and fast_rnnt: the
+        log-probability of each label at frame t gets delay_penalty * ((T_length - 1) / 2 - t) more.
+        label_smoothing: the log-probability of each arc becomes 1 - label_smoothing times itself,
+        plus label_smoothing times the mean of the cell's log-probabilities, as if each arc's target
+        were smoothed in a cross-entropy.  Not for tdt, multi-blank and hat.
+        clamp: the gradient of each logit, before that of the loss multiplies it, is held within
+        plus and minus this, as NeMo's is on CUDA; that of tdt's durations never.  0 or less: no
+        limit.
     The lattice
-        topology: "regular" (Graves 2012); "modified" and "modified-last-blank" (a label goes to the next frame; paths
-        end with any symbol, or with a blank); "constrained" (a label goes to the next frame with the blank behind it);
-        "tdt" (tokens and durations, arXiv 2304.06795); "multi-blank" (arXiv 2211.03541); "hat" (the blank by a sigmoid,
-        the labels by a softmax of the others, arXiv 2003.07705).
-        durations: of tdt, the frames that a token goes ahead, blanks by those above 0; of multi-blank, the frames of
-        each longer blank.  weight and bias have a row more for each, behind those of the symbols.  In tdt they have a
-        softmax of their own.
+        topology: "regular" (Graves 2012); "modified" and "modified-last-blank" (a label goes to the
+        next frame; paths end with any symbol, or with a blank); "constrained" (a label goes to the
+        next frame with the blank behind it); "tdt" (tokens and durations, arXiv 2304.06795);
+        "multi-blank" (arXiv 2211.03541); "hat" (the blank by a sigmoid, the labels by a softmax of
+        the others, arXiv 2003.07705).
+        durations: of tdt, the frames that a token goes ahead, blanks by those above 0; of
+        multi-blank, the frames of each longer blank.  weight and bias have a row more for each,
+        behind those of the symbols.  In tdt they have a softmax of their own.
         sigma: of tdt and multi-blank, is subtracted from the log-probability of each symbol.
-        window (N, U, 2): integers, the first and the last frame, both inclusive, at which each label may be emitted
-        (alignment-restricted RNN-T, Mahadeokar et al. 2021): see `window_of`.  Cells that no path can pass are not
-        computed.  An utterance without a path has a loss of inf and a gradient of 0, and a warning names the label.
+        window (N, U, 2): integers, the first and the last frame, both inclusive, at which each
+        label may be emitted (alignment-restricted RNN-T, Mahadeokar et al. 2021): see `window_of`.
+        Cells that no path can pass are not computed.  An utterance without a path has a loss of inf
+        and a gradient of 0, and a warning names the label.
     How it is computed
-        negligible: cells that a path meets with less probability than this get no gradient.  The C++ code does not
-        compute those that it proves to change the loss by less than 1e-9 of it (float64: 1e-16).  0 leaves out exact
-        zeros only, and computes every cell.
-        tile_cells: cells whose logits are in memory at once in backward.  None: as many as fit the caches.
-        keep_bytes: memory for logits that forward keeps, of as many cells as fit, so that backward need not compute
-        them again; the C++ code alone keeps any.  None: those of all cells if they fit 16 MiB, of fewer cells up
-        to 32 MiB, else none, and none in a graph of torch.compile.
+        negligible: cells that a path meets with less probability than this get no gradient.  The
+        C++ code does not compute those that it proves to change the loss by less than 1e-9 of it
+        (float64: 1e-16).  0 leaves out exact zeros only, and computes every cell.
+        tile_cells: cells whose logits are in memory at once in backward.  None: as many as fit the
+          caches.
+        keep_bytes: memory for logits that forward keeps, of as many cells as fit, so that backward
+        need not compute them again; the C++ code alone keeps any.  None: those of all cells if they
+        fit 16 MiB, of fewer cells up to 32 MiB, else none, and none in a graph of torch.compile.
         backend: see `backend_of`.  None: the fastest.
 
-    Returns a float32 (float64) tensor, differentiable once, in reverse mode (backward, torch.func.grad): forward mode
-    raises RuntimeError.  Behind it, where asked for:
-        return_posteriors: (N, T, U+1, 2), the probability that a path given the targets takes the blank and the label
-        of each cell.  With durations (N, T, U+1, 2 + durations), each of those too.  0 in the padding; not
-        differentiable.
-        return_delay: (N,), the mean over an utterance's targets of the frame at which each is emitted, by the
-        posteriors; less its frame in reference_frames (N, U), where these are given, over the targets that have one of
-        0 or more, as `align` gives them.  NaN where there is no target, or no path; not differentiable.
+    Returns a float32 (float64) tensor, differentiable once, in reverse mode (backward,
+    torch.func.grad): forward mode raises RuntimeError.  Behind it, where asked for:
+        return_posteriors: (N, T, U+1, 2), the probability that a path given the targets takes the
+        blank and the label of each cell.  With durations (N, T, U+1, 2 + durations), each of those
+        too.  0 in the padding; not differentiable.
+        return_delay: (N,), the mean over an utterance's targets of the frame at which each is
+        emitted, by the posteriors; less its frame in reference_frames (N, U), where these are
+        given, over the targets that have one of 0 or more, as `align` gives them.  NaN where there
+        is no target, or no path; not differentiable.
         return_skipped: (N,) bool, the utterances that nonfinite="skip" left out.
 
-    A target that the logits make impossible has a loss of inf and a gradient of 0.  Raises ValueError, with the
-    utterance, for bad arguments (values under torch.compile only when it runs, and never under CUDA graph capture).
+    A target that the logits make impossible has a loss of inf and a gradient of 0.  Raises
+    ValueError, with the utterance, for bad arguments (values under torch.compile only when it runs,
+    and never under CUDA graph capture).
     """
-    given = _inputs(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, output, utterance_of)
+    given = _inputs(
+        encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, output, utterance_of
+    )
     encoder_out, decoder_out, weight = given[:3]
     T, (M, U1, _), V = encoder_out.shape[1], decoder_out.shape, weight.shape[0]
     device, dtype = encoder_out.device, encoder_out.dtype
@@ -147,7 +161,9 @@ def transducer_loss(
     }  # fmt: skip
     check_options(V, reduction=reduction, keep_bytes=keep_bytes, nonfinite=nonfinite, **options)
     if return_skipped and nonfinite != "skip":
-        raise ValueError(f"return_skipped: only nonfinite='skip' leaves utterances out; it is {nonfinite!r}")
+        raise ValueError(
+            f"return_skipped: only nonfinite='skip' leaves utterances out; it is {nonfinite!r}"
+        )
     if reference_frames is not None and not return_delay:
         raise ValueError("reference_frames: only return_delay=True compares with them")
     if return_posteriors and fastemit_lambda and topology in MIXED:
@@ -174,14 +190,18 @@ def transducer_loss(
     call, cells, kept_cells = Call.of(given, packed(**options)), M * T * U1, 0
     if gradient and backend in KEPT_BYTES:
         default = 0 if in_graph else KEPT_BYTES[backend]
-        kept_cells = (default if keep_bytes is None else keep_bytes) // (V * accumulated(dtype).itemsize)
+        kept_cells = (default if keep_bytes is None else keep_bytes) // (
+            V * accumulated(dtype).itemsize
+        )
     if not in_graph:
         try:  # lengths that are wrong are refused where the values are checked
             cells = min(max(module_of(backend).room(call), 0), cells)
-        except (RuntimeError, IndexError):  # meta and fake tensors, vmap: the lengths have no values
+        # meta and fake tensors, vmap: the lengths have no values
+        except (RuntimeError, IndexError):
             pass
     if PACKED[backend] and not in_graph:
-        if keep_bytes is None:  # of a larger batch fewer, then none: so none takes much longer than a smaller one
+        # of a larger batch fewer, then none: so none takes much longer than a smaller one
+        if keep_bytes is None:
             kept_cells -= max(0, cells - kept_cells)
         kept_cells = max(0, min(kept_cells, cells))
     losses_of = operators.losses if in_graph else operators.Losses.apply
@@ -202,7 +222,9 @@ def transducer_loss(
         if fastemit_lambda:
             posteriors[..., 1] /= 1 + fastemit_lambda
         extra += (posteriors,) if return_posteriors else ()
-        extra += (plain.mean_delay(posteriors[:, :, :-1, 1], reference_frames),) if return_delay else ()
+        extra += (
+            (plain.mean_delay(posteriors[:, :, :-1, 1], reference_frames),) if return_delay else ()
+        )
     extra += (wrong,) if return_skipped else ()
     return (loss, *extra) if extra else loss
 
@@ -215,13 +237,14 @@ def align(
     durations: Sequence[int] = (), sigma: float = 0.0, tile_cells: Optional[int] = None,
     backend: Optional[str] = None, confidence_span: Optional[int] = None,
 ) -> Tuple[Tensor, ...]:  # fmt: skip
-    """Return (frames, log_probabilities) of the most probable path of each utterance through its targets; with
-    confidence_span, confidences behind them.
+    """Return (frames, log_probabilities) of the most probable path of each utterance through its
+    targets; with confidence_span, confidences behind them.
 
-    frames (N, U), int64: the frame at which each target is emitted; -1 beyond the utterance's targets, and where no
-    path is possible.  log_probabilities (N,), float64.  confidences (N, U), float64: the probability, over all paths
-    through the targets, that a target is emitted at most confidence_span frames before or after its frame: with 0 at
-    that frame; 0 where `frames` is -1.  The other arguments are those of `transducer_loss`.
+    frames (N, U), int64: the frame at which each target is emitted; -1 beyond the utterance's
+    targets, and where no path is possible.  log_probabilities (N,), float64.  confidences (N, U),
+    float64: the probability, over all paths through the targets, that a target is emitted at most
+    confidence_span frames before or after its frame: with 0 at that frame; 0 where `frames` is -1.
+    The other arguments are those of `transducer_loss`.
     """
     given = _inputs(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, output)
     options = {
@@ -235,18 +258,27 @@ def align(
     call = Call.of((*given, None, None), packed(**options))
     with torch.no_grad():
         lengths = [x.to(call.device) for x in given[5:7]]
-        parts = plain.of_cells(call, operators.log_probabilities(call, backend), backend, -torch.inf).double()
+        parts = plain.of_cells(
+            call, operators.log_probabilities(call, backend), backend, -torch.inf
+        ).double()
         frames, scores = plain.best(parts, *lengths, call.lattice)
         if confidence_span is None:
             return frames, scores
-        return frames, scores, plain.confidences(parts, *lengths, call.lattice, frames, int(confidence_span))
+        return (
+            frames,
+            scores,
+            plain.confidences(parts, *lengths, call.lattice, frames, int(confidence_span)),
+        )
 
 
 def seconds(frames: Tensor, frame_shift: float, subsampling: int) -> Tensor:
-    """Return when frames begin, in seconds, float64; NaN for those below 0, as `align` has for no frame.
+    """Return when frames begin, in seconds, float64; NaN for those below 0, as `align` has for no
+    frame.
 
-    frames: integers, of encoder_out; frame_shift: seconds from one frame of the features to the next (0.01, say);
-    subsampling: frames of the features for each of encoder_out (4 or 8, say).  Raises ValueError for other values.
+    frames: integers, of encoder_out; frame_shift: seconds from one frame of the features to the
+      next (0.01, say);
+    subsampling: frames of the features for each of encoder_out (4 or 8, say).  Raises ValueError
+    for other values.
     """
     check_tensors(frames=frames)
     if frames.is_floating_point():
@@ -261,7 +293,8 @@ def _inputs(
     targets: Optional[Tensor], T_lengths: Optional[Tensor], U_lengths: Optional[Tensor], output: Optional[nn.Linear],
     utterance_of: Optional[Tensor] = None,
 ) -> Tuple[Any, ...]:  # fmt: skip
-    """Return the tensors of a call, cast under autocast.  Raises ValueError for what does not fit together."""
+    """Return the tensors of a call, cast under autocast.  Raises ValueError for what does not fit
+    together."""
     if output is not None:
         if weight is not None or bias is not None:
             raise ValueError("output: give either the layer, or weight and bias")
@@ -304,11 +337,14 @@ def _reduced(losses: Tensor, reduction: str, weights: Optional[Tensor]) -> Tenso
 
 
 def _seed(given: Union[int, Tensor, None], device: torch.device) -> Tensor:
-    """Return the seed of dropout, an int64 number on `device`: the given one, or else one of torch's generator."""
+    """Return the seed of dropout, an int64 number on `device`: the given one, or else one of
+    torch's generator."""
     if given is None:
         return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
     if isinstance(given, Tensor):
         return given
     if isinstance(given, bool) or not isinstance(given, Integral) or not -(2**63) <= given < 2**63:
-        raise ValueError(f"dropout_seed must be an integer of 64 bits or a tensor with one; it is {given!r}")
+        raise ValueError(
+            f"dropout_seed must be an integer of 64 bits or a tensor with one; it is {given!r}"
+        )
     return torch.full((), int(given), dtype=torch.int64, device=device)

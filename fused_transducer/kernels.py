@@ -1,10 +1,11 @@
 """The Triton kernels: log-probabilities of the arcs, lattice, gradients.
 
-A cell is numbered (n * T + t) * S + u, padding included, where S is U+1; blocks of padding end before they do any work.
-With a window, `band` (N, T, 2) int32 has the first state of each frame and the one behind its last, of S at most, and
-its cells are numbered (n * T + t) * S + u - first; else it is None.  No kernel
-adds with atomics, and none waits for the host: each sum has one owner that adds in one order, and counts stay on the
-device.  `triton_backend` launches them.  OPERAND: the dtype in which numbers are multiplied.
+A cell is numbered (n * T + t) * S + u, padding included, where S is U+1; blocks of padding end
+before they do any work. With a window, `band` (N, T, 2) int32 has the first state of each frame and
+the one behind its last, of S at most, and its cells are numbered (n * T + t) * S + u - first; else
+it is None.  No kernel adds with atomics, and none waits for the host: each sum has one owner that
+adds in one order, and counts stay on the device.  `triton_backend` launches them.  OPERAND: the
+dtype in which numbers are multiplied.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import inspect
 import triton
 import triton.language as tl
 
-#: Numbers that differ from batch to batch: a kernel is not compiled anew for those that are 1 or multiples of 16.
+#: Numbers that differ from batch to batch: a kernel is not compiled anew for those that are 1 or
+#: multiples of 16.
 OF_A_BATCH = ("N", "T", "U1", "S", "cells", "tile", "rows", "blocks")
 #: Exponent of a probability of 0 in the lattice: below every sum of exponents of a path.
 IMPOSSIBLE = tl.constexpr(-(2**56))
-#: How outputs become log-probabilities (NORMALISER): by one softmax; the further outputs by one of their own; the blank
-#: by a sigmoid and the others by a softmax.
+#: How outputs become log-probabilities (NORMALISER): by one softmax; the further outputs by one of
+#: their own; the blank by a sigmoid and the others by a softmax.
 TOGETHER, APART, SIGMOID = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -67,7 +69,9 @@ def _activate(x, KIND: tl.constexpr):
     if KIND == 6:
         x = x * _normal(x)
     if KIND == 7:
-        x = tl.where(x > 0, 1.0507009873554805 * x, 1.7580993408473769 * _expm1(tl.where(x > 0, 0.0, x)))
+        x = tl.where(
+            x > 0, 1.0507009873554805 * x, 1.7580993408473769 * _expm1(tl.where(x > 0, 0.0, x))
+        )
     if KIND == 8:
         x = tl.where(x < -1, -1.0, tl.where(x > 1, 1.0, x))
     return x
@@ -92,7 +96,9 @@ def _slope(x, KIND: tl.constexpr):
     if KIND == 6:
         x = _normal(x) + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
     if KIND == 7:
-        x = tl.where(x > 0, 1.0507009873554805, 1.7580993408473769 * tl.exp(tl.where(x > 0, 0.0, x)))
+        x = tl.where(
+            x > 0, 1.0507009873554805, 1.7580993408473769 * tl.exp(tl.where(x > 0, 0.0, x))
+        )
     if KIND == 8:
         x = tl.where((x > -1) & (x < 1), 1.0, 0.0)
     return x
@@ -109,7 +115,8 @@ def _log1p(x):
     z = s * s
     log = 2.0 * s * (1.0 + z * (0.33333334 + z * (0.2 + z * (0.14285715 + z * 0.11111111))))
     k = exponent.to(tl.float32)
-    return tl.where(x == x, k * 0.693359375 + (log - k * 2.12194440e-4), x)  # the bits of a NaN are no exponent
+    # the bits of a NaN are no exponent
+    return tl.where(x == x, k * 0.693359375 + (log - k * 2.12194440e-4), x)
 
 
 @triton.jit
@@ -128,8 +135,9 @@ def _two_to(exponent):
 
 @triton.jit
 def _power(x):
-    """exp(x) of float32 as (mantissa float64 near 1, exponent int64), which do not underflow.  The mantissa is 1 plus a
-    float32, which keeps the digits of a small x.  x below -1e8 counts as that, and -inf gives (0, IMPOSSIBLE)."""
+    """exp(x) of float32 as (mantissa float64 near 1, exponent int64), which do not underflow.  The
+    mantissa is 1 plus a float32, which keeps the digits of a small x.  x below -1e8 counts as that,
+    and -inf gives (0, IMPOSSIBLE)."""
     zero = x == -float("inf")
     x = tl.where(zero, 0.0, tl.where(x < -1e8, -1e8, x))
     k = tl.floor(x * 1.44269504 + 0.5)
@@ -158,14 +166,18 @@ def _exact_sum(x, y):
 
 @triton.jit
 def _product(a, weight, inside, low, sums, PRECISION: tl.constexpr, OPERAND: tl.constexpr):
-    """sums plus a @ w, of the weights w at `weight` that are inside.  PRECISION "halves": a @ (w + w_low) of float32 as
-    three products of TF32, where w has at most the bits of TF32, and w_low lies `low` numbers behind it."""
+    """sums plus a @ w, of the weights w at `weight` that are inside.  PRECISION "halves": a @ (w +
+    w_low) of float32 as three products of TF32, where w has at most the bits of TF32, and w_low
+    lies `low` numbers behind it."""
     w = tl.load(weight, mask=inside, other=0.0)
     a = a.to(w.dtype)
     if PRECISION == "halves":
-        a_high = ((a.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)  # 11 bits, of TF32
+        # 11 bits, of TF32
+        a_high = ((a.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
         sums = tl.dot(a - a_high, w, sums, input_precision="tf32")
-        sums = tl.dot(a_high, tl.load(weight + low, mask=inside, other=0.0), sums, input_precision="tf32")
+        sums = tl.dot(
+            a_high, tl.load(weight + low, mask=inside, other=0.0), sums, input_precision="tf32"
+        )
         sums = tl.dot(a_high, w, sums, input_precision="tf32")
     else:
         sums = tl.dot(a.to(OPERAND), w.to(OPERAND), sums, input_precision=PRECISION)
@@ -196,22 +208,40 @@ def _dropout(x, seed, n, t, u, h, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.const
 
 
 @triton.jit
-def _sums(encoder, decoder, utterance_of, n, t, u, valid, h, HP, encoder_n, encoder_t, decoder_n, decoder_u):
-    """encoder_out + decoder_out of some cells: (cells, columns) float32; 0 where not valid.  utterance_of: the row of
-    encoder_out that belongs to each row n; None where that is n."""
+def _sums(
+    encoder,
+    decoder,
+    utterance_of,
+    n,
+    t,
+    u,
+    valid,
+    h,
+    HP,
+    encoder_n,
+    encoder_t,
+    decoder_n,
+    decoder_u,
+):
+    """encoder_out + decoder_out of some cells: (cells, columns) float32; 0 where not valid.
+    utterance_of: the row of encoder_out that belongs to each row n; None where that is n."""
     inside = valid[:, None] & (h < HP)[None, :]
     n, t, u = n.to(tl.int64), t.to(tl.int64), u.to(tl.int64)
-    y = tl.load(decoder + (n * decoder_n + u * decoder_u)[:, None] + h[None, :], mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(
+        decoder + (n * decoder_n + u * decoder_u)[:, None] + h[None, :], mask=inside, other=0.0
+    ).to(tl.float32)
     if utterance_of is not None:
         n = tl.load(utterance_of + n, mask=valid, other=0).to(tl.int64)
-    x = tl.load(encoder + (n * encoder_n + t * encoder_t)[:, None] + h[None, :], mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(
+        encoder + (n * encoder_n + t * encoder_t)[:, None] + h[None, :], mask=inside, other=0.0
+    ).to(tl.float32)
     return x + y
 
 
 @triton.jit
 def _block_of_cells(block, blocks, T_lengths, U_lengths, band, T, S, BM: tl.constexpr):
-    """Block number `block` of all, each utterance having `blocks`: which of its rows are cells, where these are, and
-    their numbers."""
+    """Block number `block` of all, each utterance having `blocks`: which of its rows are cells,
+    where these are, and their numbers."""
     n = block // blocks
     states = S if band is not None else tl.load(U_lengths + n) + 1
     within = (block % blocks) * BM + tl.arange(0, BM)
@@ -227,8 +257,8 @@ def _block_of_cells(block, blocks, T_lengths, U_lengths, band, T, S, BM: tl.cons
 
 @triton.jit
 def _listed_cells(numbers, positions, cells, tile, first, rows, band, T, S, BM: tl.constexpr):
-    """Rows `first` to `first` + BM of the tile that begins with cell number `tile` of those that count: which of them
-    are cells, where these are, and their numbers."""
+    """Rows `first` to `first` + BM of the tile that begins with cell number `tile` of those that
+    count: which of them are cells, where these are, and their numbers."""
     row = first + tl.arange(0, BM)
     valid = (tile + row < tl.load(positions + cells - 1)) & (row < rows)
     cell = tl.load(numbers + tile + row, mask=valid, other=0)
@@ -240,8 +270,8 @@ def _listed_cells(numbers, positions, cells, tile, first, rows, band, T, S, BM: 
 
 @triton.jit
 def _within(band, t, u, frames):
-    """Whether (t, u) is a cell of an utterance, as far as its window says, and the first state of frame t; `band` is
-    that of the utterance."""
+    """Whether (t, u) is a cell of an utterance, as far as its window says, and the first state of
+    frame t; `band` is that of the utterance."""
     exists = (t >= 0) & (t < frames)
     first = tl.zeros_like(t)
     if band is not None:
@@ -257,15 +287,33 @@ def activate(
     HP: tl.constexpr, KIND: tl.constexpr, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.constexpr,
     LISTED: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """activations (rows, HP) of a tile: of the cells from number `tile` of those that count on (LISTED), or of blocks
-    of cells from block `tile` on."""
+    """activations (rows, HP) of a tile: of the cells from number `tile` of those that count on
+    (LISTED), or of blocks of cells from block `tile` on."""
     first = tl.program_id(0).to(tl.int64) * BM
     if LISTED:
-        valid, n, t, u, _ = _listed_cells(numbers, positions, cells, tile, first, rows, band, T, S, BM)
+        valid, n, t, u, _ = _listed_cells(
+            numbers, positions, cells, tile, first, rows, band, T, S, BM
+        )
     else:
-        valid, n, t, u, _ = _block_of_cells(tile + tl.program_id(0), blocks, T_lengths, U_lengths, band, T, S, BM)
+        valid, n, t, u, _ = _block_of_cells(
+            tile + tl.program_id(0), blocks, T_lengths, U_lengths, band, T, S, BM
+        )
     h = tl.program_id(1) * BH + tl.arange(0, BH)
-    x = _sums(encoder, decoder, utterance_of, n, t, u, valid, h, HP, encoder_n, encoder_t, decoder_n, decoder_u)
+    x = _sums(
+        encoder,
+        decoder,
+        utterance_of,
+        n,
+        t,
+        u,
+        valid,
+        h,
+        HP,
+        encoder_n,
+        encoder_t,
+        decoder_n,
+        decoder_u,
+    )
     x = _activate(x, KIND)
     if DROP_BELOW != 0:
         x = _dropout(x, seed, n, t, u, h, DROP_BELOW, KEEP_SCALE)
@@ -284,7 +332,11 @@ def _logits(
     sums = tl.zeros((BM, BV), dtype=tl.float32)
     for first in range(0, HP, BH):
         h = first + tl.arange(0, BH)
-        a = tl.load(activations + row[:, None] * HP + h[None, :], mask=valid[:, None] & (h < HP)[None, :], other=0.0)
+        a = tl.load(
+            activations + row[:, None] * HP + h[None, :],
+            mask=valid[:, None] & (h < HP)[None, :],
+            other=0.0,
+        )
         at = weight + v[None, :] * WV + h[:, None] * WH
         inside = (v < VP)[None, :] & (h < HP)[:, None]
         sums = _product(a, at, inside, VP * HP, sums, PRECISION, OPERAND)
@@ -304,18 +356,22 @@ def log_probabilities(
     HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     SMOOTHS: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """arcs (rows, cells) float32 of each cell: log-probability of the blank, of the label and of EXTRA further columns,
-    the largest logit, and the log of the sum of exp(logit - largest); the last two of the further columns too where
-    these are APART.
+    """arcs (rows, cells) float32 of each cell: log-probability of the blank, of the label and of
+    EXTRA further columns, the largest logit, and the log of the sum of exp(logit - largest); the
+    last two of the further columns too where these are APART.
 
     That sum is 1 for the largest and `rest` for the others, which float32 would lose beside the 1.
     """
     cells = cells.to(tl.int64)
-    valid, n, t, u, cell = _block_of_cells(tile + tl.program_id(0), blocks, T_lengths, U_lengths, band, T, S, BM)
+    valid, n, t, u, cell = _block_of_cells(
+        tile + tl.program_id(0), blocks, T_lengths, U_lengths, band, T, S, BM
+    )
     if tl.sum(valid.to(tl.int32), 0) == 0:
         return
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    target = tl.load(targets + n * (U1 - 1) + u, mask=valid & (u < tl.load(U_lengths + n)), other=-1)
+    target = tl.load(
+        targets + n * (U1 - 1) + u, mask=valid & (u < tl.load(U_lengths + n)), other=-1
+    )
 
     high = tl.full((BM,), -float("inf"), dtype=tl.float32)
     rest = tl.zeros((BM,), dtype=tl.float32)
@@ -329,7 +385,23 @@ def log_probabilities(
     for first in range(0, V, BV):
         v = first + tl.arange(0, BV)
         x = _logits(
-            activations, weight, bias, row, valid, v, V, HP, VP, WV, WH, HAS_BIAS, PRECISION, OPERAND, BM, BV, BH
+            activations,
+            weight,
+            bias,
+            row,
+            valid,
+            v,
+            V,
+            HP,
+            VP,
+            WV,
+            WH,
+            HAS_BIAS,
+            PRECISION,
+            OPERAND,
+            BM,
+            BV,
+            BH,
         )
         if EXTRA != 0:
             for number in range(EXTRA):
@@ -393,7 +465,8 @@ def log_probabilities(
 
 @triton.jit
 def _arcs_into(blank, label, d, u, frames, last, band, S):
-    """The arcs into the cells (d - u, u) of diagonal d: where each is, whether it is there, its log-probability."""
+    """The arcs into the cells (d - u, u) of diagonal d: where each is, whether it is there, its
+    log-probability."""
     t = d - u
     inside, first = _within(band, t, u, frames)
     inside = inside & (u <= last)
@@ -410,8 +483,8 @@ def _arcs_into(blank, label, d, u, frames, last, band, S):
 
 @triton.jit
 def _shares_from(blank, label, d, u, frames, last, band, S):
-    """The arcs from the cells (d - u, u) of diagonal d: whether the cell and its label are there, both shares, and
-    where they are, from `blank` and `label` on."""
+    """The arcs from the cells (d - u, u) of diagonal d: whether the cell and its label are there,
+    both shares, and where they are, from `blank` and `label` on."""
     t = d - u
     inside, first = _within(band, t, u, frames)
     inside = inside & (u <= last)
@@ -430,10 +503,12 @@ def lattice(
     arcs, cells, T_lengths, U_lengths, band, losses, T, S, label_factor,
     GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One utterance: its loss, and posteriors in place of its log-probabilities.  csrc/lattice.h explains how.
+    """One utterance: its loss, and posteriors in place of its log-probabilities.  csrc/lattice.h
+    explains how.
 
-    alpha is mantissa (float64) times two to the exponent (int64), so no exp and no log waits for the diagonal before.
-    A diagonal stays in registers; what the next one needs of memory is loaded one ahead.
+    alpha is mantissa (float64) times two to the exponent (int64), so no exp and no log waits for
+    the diagonal before. A diagonal stays in registers; what the next one needs of memory is loaded
+    one ahead.
     """
     n = tl.program_id(0).to(tl.int64)
     frames, last = tl.load(T_lengths + n), tl.load(U_lengths + n)
@@ -448,7 +523,9 @@ def lattice(
     exponent = tl.where(u == 0, 0, IMPOSSIBLE)
     diagonals = frames + last
     d = tl.zeros_like(diagonals) + 1
-    at_blank, at_label, has_blank, has_label, by_blank, by_label = _arcs_into(blank, label, d, u, frames, last, band, S)
+    at_blank, at_label, has_blank, has_label, by_blank, by_label = _arcs_into(
+        blank, label, d, u, frames, last, band, S
+    )
     while d < diagonals:
         ahead = _arcs_into(blank, label, d + 1, u, frames, last, band, S)
         x, of_x = _power(by_blank)
@@ -481,12 +558,18 @@ def lattice(
         after = tl.zeros((BLOCK,), dtype=tl.float64)
         tl.debug_barrier()  # shares that other lanes stored
         d = diagonals - 1
-        inside, has_label, by_blank, by_label, at = _shares_from(blank, label, d, u, frames, last, band, S)
+        inside, has_label, by_blank, by_label, at = _shares_from(
+            blank, label, d, u, frames, last, band, S
+        )
         while d >= 0:
             ahead = _shares_from(blank, label, d - 1, u, frames, last, band, S)
             t = d - u
-            of_blank = tl.where(t == frames - 1, tl.where(ends, possible, 0.0), after * by_blank.to(tl.float64))
-            of_label = tl.where(has_label, tl.gather(after, right, 0) * by_label.to(tl.float64), 0.0)
+            of_blank = tl.where(
+                t == frames - 1, tl.where(ends, possible, 0.0), after * by_blank.to(tl.float64)
+            )
+            of_label = tl.where(
+                has_label, tl.gather(after, right, 0) * by_label.to(tl.float64), 0.0
+            )
             after = tl.where(inside, of_blank + of_label, 0.0)
             tl.store(blank + at, of_blank.to(tl.float32), mask=inside)
             tl.store(label + at, (of_label * label_factor).to(tl.float32), mask=inside)
@@ -496,8 +579,8 @@ def lattice(
 
 @triton.jit
 def _first_of(d, frames, states):
-    """The number of cell u = 0 of diagonal d = t + u of an utterance, whose cells are numbered by diagonals, on each by
-    u: that of cell u is u more."""
+    """The number of cell u = 0 of diagonal d = t + u of an utterance, whose cells are numbered by
+    diagonals, on each by u: that of cell u is u more."""
     shorter, longer = tl.minimum(frames, states), tl.maximum(frames, states)
     left = frames + states - 1 - d
     before = shorter * (shorter + 1) // 2 + (d - shorter) * shorter
@@ -508,7 +591,8 @@ def _first_of(d, frames, states):
 
 @triton.jit
 def _place(d, u, frames, states, band, S):
-    """The number of the cells (d - u, u) of an utterance: by diagonals, or as all kernels have it with a window."""
+    """The number of the cells (d - u, u) of an utterance: by diagonals, or as all kernels have it
+    with a window."""
     if band is not None:
         place = (d - u) * S + u - _within(band, d - u, u, frames)[1]
     else:
@@ -521,13 +605,15 @@ def _arc(
     parts, cells, d, u, frames, states, band, S,
     ARCS: tl.constexpr, K: tl.constexpr, LABEL_ENDS: tl.constexpr,
 ):  # fmt: skip
-    """Arc number K from the cells (d - u, u): whether it is there, whether a path ends with it, and its weight as
-    mantissa float64 and exponent int64.  ARCS: (dt, du, a part or -1, another or -1, then_blank, constant) of each, see
-    lattices.Arc."""
+    """Arc number K from the cells (d - u, u): whether it is there, whether a path ends with it, and
+    its weight as mantissa float64 and exponent int64.  ARCS: (dt, du, a part or -1, another or -1,
+    then_blank, constant) of each, see lattices.Arc."""
     ARC: tl.constexpr = ARCS[K]
     t = d - u
     ends = (t + ARC[0] == frames) & (u + ARC[1] == states - 1)
-    exists = (t >= 0) & (t < frames) & (u >= 0) & (u + ARC[1] < states) & ((t + ARC[0] < frames) | ends)
+    exists = (
+        (t >= 0) & (t < frames) & (u >= 0) & (u + ARC[1] < states) & ((t + ARC[0] < frames) | ends)
+    )
     if (ARC[1] == 1) and (not LABEL_ENDS):
         exists = exists & (t + ARC[0] < frames)
     if band is not None:
@@ -549,7 +635,8 @@ def _arc(
         x, left_out = _exact_sum(x, ARC[5])
         rest += left_out
     mantissa, exponent = _power(x)
-    mantissa *= 1.0 + tl.where(x == -float("inf"), 0.0, rest).to(tl.float64)  # exp(rest): it is small
+    # exp(rest): it is small
+    mantissa *= 1.0 + tl.where(x == -float("inf"), 0.0, rest).to(tl.float64)
     return exists, ends, mantissa, exponent
 
 
@@ -558,10 +645,12 @@ def by_diagonals(
     arcs, parts, T_lengths, U_lengths, band, cells, blocks, T, S,
     PARTS: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """parts (PARTS, cells): the first PARTS rows of arcs, the cells of each utterance numbered by diagonals, so that
-    `walk` reads what follows each other."""
+    """parts (PARTS, cells): the first PARTS rows of arcs, the cells of each utterance numbered by
+    diagonals, so that `walk` reads what follows each other."""
     cells = cells.to(tl.int64)
-    valid, n, t, u, cell = _block_of_cells(tl.program_id(0), blocks, T_lengths, U_lengths, band, T, S, BM)
+    valid, n, t, u, cell = _block_of_cells(
+        tl.program_id(0), blocks, T_lengths, U_lengths, band, T, S, BM
+    )
     to = cell
     if band is None:
         first = n.to(tl.int64) * T * S
@@ -576,14 +665,18 @@ def walk(
     parts, mantissas, exponents, losses, T_lengths, U_lengths, band, cells, T, S,
     ARCS: tl.constexpr, COUNT: tl.constexpr, LABEL_ENDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Alpha of one utterance and its loss (program 0 of axis 1), or beta (program 1): the sums over all paths from the
-    first cell to each, or from each to the end.  mantissas float64 and exponents int64 (2, cells), numbered as parts.
+    """Alpha of one utterance and its loss (program 0 of axis 1), or beta (program 1): the sums over
+    all paths from the first cell to each, or from each to the end.  mantissas float64 and exponents
+    int64 (2, cells), numbered as parts.
 
     The end is a cell (frames, states - 1), which no arc leaves.
     """
     cells = cells.to(tl.int64)
     ahead = 1 - tl.program_id(1)  # 1 for alpha, 0 for beta
-    frames, states = tl.load(T_lengths + tl.program_id(0)), tl.load(U_lengths + tl.program_id(0)) + 1
+    frames, states = (
+        tl.load(T_lengths + tl.program_id(0)),
+        tl.load(U_lengths + tl.program_id(0)) + 1,
+    )
     u = tl.arange(0, BLOCK)
     first = tl.program_id(0).to(tl.int64) * T * S
     if band is not None:
@@ -630,7 +723,9 @@ def walk(
     if ahead == 1:
         is_end = u == states - 1
         scale = tl.sum(tl.where(is_end, exponent, 0), 0).to(tl.float64) * 0.6931471805599453
-        tl.store(losses + tl.program_id(0), -tl.log(tl.sum(tl.where(is_end, mantissa, 0.0), 0)) - scale)
+        tl.store(
+            losses + tl.program_id(0), -tl.log(tl.sum(tl.where(is_end, mantissa, 0.0), 0)) - scale
+        )
 
 
 @triton.jit
@@ -638,8 +733,8 @@ def _posterior(
     parts, mantissas, exponents, cells, d, u, frames, states, band, S,
     ARCS: tl.constexpr, K: tl.constexpr, LABEL_ENDS: tl.constexpr,
 ):  # fmt: skip
-    """The probability (float64) that a path takes arc number K from the cells (d - u, u): alpha there times the arc's
-    weight times beta where it leads to, over beta of the first cell."""
+    """The probability (float64) that a path takes arc number K from the cells (d - u, u): alpha
+    there times the arc's weight times beta where it leads to, over beta of the first cell."""
     ARC: tl.constexpr = ARCS[K]
     exists, ends, x, of_x = _arc(parts, cells, d, u, frames, states, band, S, ARCS, K, LABEL_ENDS)
     here = _place(d, u, frames, states, band, S)
@@ -660,9 +755,11 @@ def posteriors(
     ARCS: tl.constexpr, COUNT: tl.constexpr, LABEL_ENDS: tl.constexpr, PARTS: tl.constexpr,
     BM: tl.constexpr,
 ):  # fmt: skip
-    """Puts the posteriors of a block of cells into the first PARTS rows of arcs, those of labels' arcs times
-    label_factor."""
-    valid, n, t, u, cell = _block_of_cells(tl.program_id(0), blocks, T_lengths, U_lengths, band, T, S, BM)
+    """Puts the posteriors of a block of cells into the first PARTS rows of arcs, those of labels'
+    arcs times label_factor."""
+    valid, n, t, u, cell = _block_of_cells(
+        tl.program_id(0), blocks, T_lengths, U_lengths, band, T, S, BM
+    )
     if tl.sum(valid.to(tl.int32), 0) == 0:
         return
     cells = cells.to(tl.int64)
@@ -681,7 +778,19 @@ def posteriors(
             factor = label_factor if ARCS[k][1] else 1.0
             if (ARCS[k][2] == part) or (ARCS[k][3] == part):
                 taken = _posterior(
-                    parts, mantissas, exponents, cells, d, u, frames, states, band, S, ARCS, k, LABEL_ENDS
+                    parts,
+                    mantissas,
+                    exponents,
+                    cells,
+                    d,
+                    u,
+                    frames,
+                    states,
+                    band,
+                    S,
+                    ARCS,
+                    k,
+                    LABEL_ENDS,
                 )
                 total += taken * factor
             if (part == 0) and ARCS[k][4]:  # its blank is that of the cell (t, u + 1)
@@ -695,7 +804,8 @@ def posteriors(
 
 @_kernel
 def list_cells(numbers, positions, cells, BLOCK: tl.constexpr):
-    """numbers[i]: the cell that is number i of those that count; positions (cells,): how many count up to each."""
+    """numbers[i]: the cell that is number i of those that count; positions (cells,): how many count
+    up to each."""
     cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = cell < cells
     here = tl.load(positions + cell, mask=inside, other=0)
@@ -717,9 +827,13 @@ def logit_gradients(
     begin = tl.program_id(0).to(tl.int64) * BM
     if tile + begin >= tl.load(positions + cells - 1):
         return
-    valid, n, t, u, cell = _listed_cells(numbers, positions, cells, tile, begin, rows, band, T, S, BM)
+    valid, n, t, u, cell = _listed_cells(
+        numbers, positions, cells, tile, begin, rows, band, T, S, BM
+    )
     row = begin + tl.arange(0, BM)
-    target = tl.load(targets + n * (U1 - 1) + u, mask=valid & (u < tl.load(U_lengths + n)), other=-1)
+    target = tl.load(
+        targets + n * (U1 - 1) + u, mask=valid & (u < tl.load(U_lengths + n)), other=-1
+    )
     scale = tl.load(grad_losses + n).to(tl.float32)
     most = clamp * tl.abs(scale)
     of_blank = tl.load(arcs + cell, mask=valid, other=0.0) * scale
@@ -750,7 +864,23 @@ def logit_gradients(
     for first in range(0, V, BV):
         v = first + tl.arange(0, BV)
         x = _logits(
-            activations, weight, bias, row, valid, v, V, HP, VP, WV, WH, HAS_BIAS, PRECISION, OPERAND, BM, BV, BH
+            activations,
+            weight,
+            bias,
+            row,
+            valid,
+            v,
+            V,
+            HP,
+            VP,
+            WV,
+            WH,
+            HAS_BIAS,
+            PRECISION,
+            OPERAND,
+            BM,
+            BV,
+            BH,
         )
         if EXTRA != 0:
             for number in range(EXTRA):
@@ -758,7 +888,9 @@ def logit_gradients(
                 if (first <= column) & (column < first + BV):
                     y = tl.sum(tl.where((v == column)[None, :], x, 0.0), 1)
                     y = (y - high_further) - normaliser_further
-                    posterior = tl.load(arcs + (2 + number) * cells + cell, mask=valid, other=0.0) * scale
+                    posterior = (
+                        tl.load(arcs + (2 + number) * cells + cell, mask=valid, other=0.0) * scale
+                    )
                     of_column = (further - posterior) * tl.exp(y) + posterior * _expm1(y)
                     if CLAMPS and NORMALISER != APART:
                         of_column = _clamped(of_column, most)
@@ -826,12 +958,30 @@ def input_gradients(
     of_sums = tl.zeros((BM, BH), dtype=tl.float32)
     for first in range(0, VP, BV):
         v = first + tl.arange(0, BV)
-        g = tl.load(gradients + row[:, None] * VP + v[None, :], mask=valid[:, None] & (v < VP)[None, :], other=0.0)
+        g = tl.load(
+            gradients + row[:, None] * VP + v[None, :],
+            mask=valid[:, None] & (v < VP)[None, :],
+            other=0.0,
+        )
         at = weight + v[:, None] * WV + h[None, :] * WH
         inside = (v < VP)[:, None] & (h < HP)[None, :]
         of_sums = _product(g, at, inside, VP * HP, of_sums, PRECISION, OPERAND)
     if KIND != 0:
-        x = _sums(encoder, decoder, utterance_of, n, t, u, valid, h, HP, encoder_n, encoder_t, decoder_n, decoder_u)
+        x = _sums(
+            encoder,
+            decoder,
+            utterance_of,
+            n,
+            t,
+            u,
+            valid,
+            h,
+            HP,
+            encoder_n,
+            encoder_t,
+            decoder_n,
+            decoder_u,
+        )
         of_sums = of_sums * _slope(x, KIND)
     if DROP_BELOW != 0:
         of_sums = _dropout(of_sums, seed, n, t, u, h, DROP_BELOW, KEEP_SCALE)
@@ -847,7 +997,8 @@ def weight_gradients(
     PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Adds a tile to d_weight (splits, V, HP) and d_bias (splits, V), float32: each split has SHARE of the rows."""
+    """Adds a tile to d_weight (splits, V, HP) and d_bias (splits, V), float32: each split has SHARE
+    of the rows."""
     begin = tl.program_id(2).to(tl.int64) * SHARE
     end = tl.minimum(tl.minimum(begin + SHARE, rows), tl.load(positions + cells - 1) - tile)
     if begin >= end:
@@ -856,7 +1007,8 @@ def weight_gradients(
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     of_weight = tl.zeros((BV, BH), dtype=tl.float32)
     of_bias = tl.zeros((BV,), dtype=tl.float32)
-    for first in range(0, end - begin if COMPILED else SHARE, BM):  # the interpreter counts to no tensor
+    # the interpreter counts to no tensor
+    for first in range(0, end - begin if COMPILED else SHARE, BM):
         row = begin + first + tl.arange(0, BM)
         at = gradients + row[None, :] * VP + v[:, None]
         g = tl.load(at, mask=(v < VP)[:, None] & (row < end)[None, :], other=0.0)
@@ -882,10 +1034,11 @@ def add_to_encoder(
     sums, numbers, positions, d_encoder, utterance_of, cells, tile, rows, T, S, H, HP,
     BM: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Adds the cells of a tile to their frames; program i has every frame i + k * programs from the tile's first on.
+    """Adds the cells of a tile to their frames; program i has every frame i + k * programs from the
+    tile's first on.
 
-    The cells of a frame follow each other.  With utterance_of there are T programs: one has the same frame of every
-    row, so that no other adds to that frame of an utterance."""
+    The cells of a frame follow each other.  With utterance_of there are T programs: one has the
+    same frame of every row, so that no other adds to that frame of an utterance."""
     count = tl.load(positions + cells - 1)
     if tile >= count:
         return
@@ -903,7 +1056,9 @@ def add_to_encoder(
             while begin < end:
                 row = begin + tl.arange(0, BM)
                 inside = (row < end)[:, None] & (h < H)[None, :]
-                x = tl.load(sums + row.to(tl.int64)[:, None] * HP + h[None, :], mask=inside, other=0.0)
+                x = tl.load(
+                    sums + row.to(tl.int64)[:, None] * HP + h[None, :], mask=inside, other=0.0
+                )
                 total += tl.sum(x.to(tl.float32), 0)
                 begin += BM
             of_encoder = frame.to(tl.int64)
@@ -919,8 +1074,8 @@ def add_to_decoder(
     sums, numbers, positions, d_decoder, band, cells, tile, rows, T, U1, S, H, HP,
     BM: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Adds the cells of a tile to their states (n, u): one cell of each frame that the tile meets.  Program i has every
-    state i + k * programs of the utterances from the tile's first on."""
+    """Adds the cells of a tile to their states (n, u): one cell of each frame that the tile meets.
+    Program i has every state i + k * programs of the utterances from the tile's first on."""
     count = tl.load(positions + cells - 1)
     if tile >= count:
         return

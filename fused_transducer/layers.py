@@ -1,7 +1,8 @@
-"""The weight and bias of an output layer, with which the loss computes though it never calls the layer.
+"""The weight and bias of an output layer, with which the loss computes though it never calls the
+layer.
 
-The layer may be PEFT's: a trained copy (modules_to_save), or one with low-rank terms (LoRA), which are folded into its
-weight.  PEFT is not imported.
+The layer may be PEFT's: a trained copy (modules_to_save), or one with low-rank terms (LoRA), which
+are folded into its weight.  PEFT is not imported.
 """
 
 from __future__ import annotations
@@ -15,43 +16,58 @@ from torch import Tensor, nn
 
 #: Advice for a layer whose hooks would be left out.
 WITHOUT_HOOKS = (
-    "take them away (handle.remove()), or give transducer_loss(..., weight=layer.weight, bias=layer.bias), without them"
+    "take them away (handle.remove()), "
+    "or give transducer_loss(..., weight=layer.weight, bias=layer.bias), without them"
 )
 
 
 def of_linear(output: nn.Module) -> Tuple[Tensor, Optional[Tensor]]:
-    """Return (weight, bias) of a linear layer, of PEFT's wrappers those that the active adapters have.
+    """Return (weight, bias) of a linear layer, of PEFT's wrappers those that the active adapters
+    have.
 
-    Hooks of the layer are called on no cells, since there are no logits to show; hooks of all modules are not.  Raises
-    ValueError for a layer that computes something else with weight and bias, or on the way."""
+    Hooks of the layer are called on no cells, since there are no logits to show; hooks of all
+    modules are not.  Raises ValueError for a layer that computes something else with weight and
+    bias, or on the way."""
     if hasattr(output, "original_module") and hasattr(output, "modules_to_save"):
         return of_linear(_trained_copy(output))
     if hasattr(output, "lora_A") and hasattr(output, "base_layer"):
         return _with_low_rank(output)
     unchanged = isinstance(output, nn.Linear) and "forward" not in output.__dict__
     if not unchanged or type(output).forward is not nn.Linear.forward:
-        raise ValueError(f"output must be an nn.Linear with its own forward; it is {type(output).__name__}")
-    if output._forward_hooks or output._forward_pre_hooks or output._backward_hooks or output._backward_pre_hooks:
+        raise ValueError(
+            f"output must be an nn.Linear with its own forward; it is {type(output).__name__}"
+        )
+    if (
+        output._forward_hooks
+        or output._forward_pre_hooks
+        or output._backward_hooks
+        or output._backward_pre_hooks
+    ):
         _call_hooks(output)
     return output.weight, output.bias
 
 
 def is_folded(output: nn.Module, weight: Tensor) -> bool:
-    """Return whether `weight`, which `of_linear` gave, is a sum that no layer holds: 16 bits would lose its low-rank
-    terms, which are small beside the layer's own weight."""
+    """Return whether `weight`, which `of_linear` gave, is a sum that no layer holds: 16 bits would
+    lose its low-rank terms, which are small beside the layer's own weight."""
     return hasattr(output, "lora_A") and weight is not output.base_layer.weight
 
 
 def _trained_copy(wrapper: Any) -> nn.Module:
     """Return the layer that PEFT's ModulesToSaveWrapper would call."""
     active = wrapper.active_adapters
-    if wrapper.disable_adapters or not active or any(name not in wrapper.modules_to_save for name in active):
+    if (
+        wrapper.disable_adapters
+        or not active
+        or any(name not in wrapper.modules_to_save for name in active)
+    ):
         return wrapper.original_module
     return wrapper.modules_to_save[active[0]]
 
 
 def _with_low_rank(layer: Any) -> Tuple[Tensor, Optional[Tensor]]:
-    """Return (weight, bias) of PEFT's lora.Linear, of at least 32 bits where an adapter is active."""
+    """Return (weight, bias) of PEFT's lora.Linear, of at least 32 bits where an adapter is
+    active."""
     weight, bias = of_linear(layer.base_layer)
     if layer.disable_adapters and layer.merged:
         layer.unmerge()
@@ -81,10 +97,11 @@ def _with_low_rank(layer: Any) -> Tuple[Tensor, Optional[Tensor]]:
 
 
 def _call_hooks(layer: nn.Linear) -> None:
-    """Call a layer's hooks on no cells, those before forward too, since these may make the weight (weight_norm).
+    """Call a layer's hooks on no cells, those before forward too, since these may make the weight
+    (weight_norm).
 
-    Raises ValueError for hooks that change what the layer takes or returns, or fail on no cells, and for those of
-    backward, which would see no gradient."""
+    Raises ValueError for hooks that change what the layer takes or returns, or fail on no cells,
+    and for those of backward, which would see no gradient."""
     if layer._backward_hooks or layer._backward_pre_hooks:
         raise ValueError(f"output has backward hooks, which would not run: {WITHOUT_HOOKS}")
     _warn_of_hooks(type(layer).__name__)
@@ -100,9 +117,13 @@ def _call_hooks(layer: nn.Linear) -> None:
             with_kwargs = number in layer._forward_hooks_with_kwargs
             version = _version(logits)
             result = hook(layer, inputs, {}, logits) if with_kwargs else hook(layer, inputs, logits)
-            _check_unchanged(hook, (result is None or result is logits) and _version(logits) == version)
+            _check_unchanged(
+                hook, (result is None or result is logits) and _version(logits) == version
+            )
     except (RuntimeError, IndexError, ArithmeticError) as error:
-        raise ValueError(f"output has a hook that fails on no cells ({error}): {WITHOUT_HOOKS}") from error
+        raise ValueError(
+            f"output has a hook that fails on no cells ({error}): {WITHOUT_HOOKS}"
+        ) from error
 
 
 def _version(tensor: Tensor) -> int:
@@ -113,11 +134,14 @@ def _version(tensor: Tensor) -> int:
 def _check_unchanged(hook: Any, unchanged: bool) -> None:
     if not unchanged:
         name = getattr(hook, "__qualname__", type(hook).__name__)
-        raise ValueError(f"output has a hook that changes values ({name}), which the loss cannot: {WITHOUT_HOOKS}")
+        raise ValueError(
+            f"output has a hook that changes values ({name}), which the loss cannot: {WITHOUT_HOOKS}"
+        )
 
 
 @cache
 def _warn_of_hooks(kind: str) -> None:
     warnings.warn(
-        f"fused_transducer: the loss never calls the output layer ({kind}), so its hooks see no cells", stacklevel=5
+        f"fused_transducer: the loss never calls the output layer ({kind}), so its hooks see no cells",
+        stacklevel=5,
     )

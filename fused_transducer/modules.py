@@ -26,14 +26,17 @@ UNCHECKED = {"return_delay", "return_posteriors", "return_skipped", "zero_infini
 
 
 class TransducerLoss(nn.Module):
-    """The joiner output_linear(activation(encoder_proj(encoder_out) + decoder_proj(decoder_out))) and its loss.
+    """The joiner output_linear(activation(encoder_proj(encoder_out) + decoder_proj(decoder_out)))
+    and its loss.
 
-    joiner_dim: H; vocab_size: V; encoder_dim, decoder_dim: of the outputs that are projected to H first, as icefall's
-    joiner does (its parameters have the same names); None: that output has H columns already.  bias: of output_linear.
-    output: an nn.Linear to use as output_linear, in place of joiner_dim, vocab_size and bias; its weight may be tied.
-    The other options are those of `transducer_loss`, from blank on; dropout is for training alone.  With `durations`
-    output_linear has a row more for each of them, behind those of the V symbols.  Raises TypeError for an option that
-    it does not have, and ValueError for a value that it would refuse.
+    joiner_dim: H; vocab_size: V; encoder_dim, decoder_dim: of the outputs that are projected to H
+    first, as icefall's joiner does (its parameters have the same names); None: that output has H
+    columns already.  bias: of output_linear.
+    output: an nn.Linear to use as output_linear, in place of joiner_dim, vocab_size and bias; its
+    weight may be tied. The other options are those of `transducer_loss`, from blank on; dropout is
+    for training alone.  With `durations` output_linear has a row more for each of them, behind
+    those of the V symbols.  Raises TypeError for an option that it does not have, and ValueError
+    for a value that it would refuse.
 
     Under FSDP and DDP, call it within the module that they wrap, as any layer.
     """
@@ -47,9 +50,12 @@ class TransducerLoss(nn.Module):
         super().__init__()
         unknown = sorted(set(options) - OPTIONS)
         if unknown:
-            raise TypeError(f"TransducerLoss has no option {unknown[0]!r}; there are {', '.join(sorted(OPTIONS))}")
+            raise TypeError(
+                f"TransducerLoss has no option {unknown[0]!r}; there are {', '.join(sorted(OPTIONS))}"
+            )
         durations = options.get("durations", ())
-        further = len(durations) if isinstance(durations, (list, tuple)) else 0  # else check_options refuses them
+        # else check_options refuses them
+        further = len(durations) if isinstance(durations, (list, tuple)) else 0
         if output is not None:
             if joiner_dim is not None or vocab_size is not None:
                 raise ValueError("output: give either the layer, or joiner_dim and vocab_size")
@@ -60,9 +66,17 @@ class TransducerLoss(nn.Module):
         checked = {name: value for name, value in options.items() if name not in UNCHECKED}
         check_options(vocab_size + further, activation=activation, **checked)
         how = {"device": device, "dtype": dtype}
-        self.encoder_proj = nn.Linear(encoder_dim, joiner_dim, **how) if encoder_dim else nn.Identity()
-        self.decoder_proj = nn.Linear(decoder_dim, joiner_dim, **how) if decoder_dim else nn.Identity()
-        self.output_linear = nn.Linear(joiner_dim, vocab_size + further, bias=bias, **how) if output is None else output
+        self.encoder_proj = (
+            nn.Linear(encoder_dim, joiner_dim, **how) if encoder_dim else nn.Identity()
+        )
+        self.decoder_proj = (
+            nn.Linear(decoder_dim, joiner_dim, **how) if decoder_dim else nn.Identity()
+        )
+        self.output_linear = (
+            nn.Linear(joiner_dim, vocab_size + further, bias=bias, **how)
+            if output is None
+            else output
+        )
         self.options = {"activation": activation, **options}
 
     def forward(
@@ -70,8 +84,8 @@ class TransducerLoss(nn.Module):
         utterance_weights: Optional[Tensor] = None, utterance_of: Optional[Tensor] = None,
         window: Optional[Tensor] = None, reference_frames: Optional[Tensor] = None,
     ):  # fmt: skip
-        """Return the loss, as `transducer_loss` does; encoder_out (N, T, encoder_dim), decoder_out (N, U+1,
-        decoder_dim)."""
+        """Return the loss, as `transducer_loss` does; encoder_out (N, T, encoder_dim), decoder_out
+        (N, U+1, decoder_dim)."""
         options = self.options if self.training else {**self.options, "dropout": 0.0}
         return transducer_loss(
             self.encoder_proj(encoder_out), self.decoder_proj(decoder_out), targets=targets, T_lengths=T_lengths,
@@ -83,7 +97,8 @@ class TransducerLoss(nn.Module):
         self, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor, U_lengths: Tensor,
         confidence_span: Optional[int] = None,
     ) -> Tuple[Tensor, ...]:  # fmt: skip
-        """Return (frames, log_probabilities) of the best paths, and confidences, without dropout: see `align`."""
+        """Return (frames, log_probabilities) of the best paths, and confidences, without dropout:
+        see `align`."""
         return align(
             self.encoder_proj(encoder_out), self.decoder_proj(decoder_out), targets=targets, T_lengths=T_lengths,
             U_lengths=U_lengths, output=self.output_linear, confidence_span=confidence_span,
@@ -91,10 +106,12 @@ class TransducerLoss(nn.Module):
         )  # fmt: skip
 
     def logits(self, encoder_out: Tensor, decoder_out: Tensor) -> Tensor:
-        """Return (..., V + durations) for decoding, without dropout, of outputs (..., encoder_dim) and
-        (..., decoder_dim) that broadcast together."""
+        """Return (..., V + durations) for decoding, without dropout, of outputs (..., encoder_dim)
+        and (..., decoder_dim) that broadcast together."""
         activation = ACTIVATIONS[self.options["activation"]]
-        return self.output_linear(activation.value(self.encoder_proj(encoder_out) + self.decoder_proj(decoder_out)))
+        return self.output_linear(
+            activation.value(self.encoder_proj(encoder_out) + self.decoder_proj(decoder_out))
+        )
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -103,12 +120,14 @@ class TransducerLoss(nn.Module):
 class TDTLoss(TransducerLoss):
     """A joiner of tokens and durations (arXiv 2304.06795), and its loss.
 
-    vocab_size: V, with the blank.  durations: the frames that a token goes ahead.  sigma: is subtracted from the
-    log-probability of each token, which makes paths of few tokens worth more.
+    vocab_size: V, with the blank.  durations: the frames that a token goes ahead.  sigma: is
+    subtracted from the log-probability of each token, which makes paths of few tokens worth more.
     """
 
     def __init__(
         self, joiner_dim: Optional[int] = None, vocab_size: Optional[int] = None, *,
         durations: Sequence[int] = (0, 1, 2, 3, 4), sigma: float = 0.0, **options: Any,
     ):  # fmt: skip
-        super().__init__(joiner_dim, vocab_size, topology="tdt", durations=durations, sigma=sigma, **options)
+        super().__init__(
+            joiner_dim, vocab_size, topology="tdt", durations=durations, sigma=sigma, **options
+        )

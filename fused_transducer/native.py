@@ -15,10 +15,12 @@ from fused_transducer import compiling, windows
 from fused_transducer.call import ACTIVATIONS, Call, accumulated
 from fused_transducer.lattices import NORMALISERS, REGULAR_ARCS
 
-#: Activations and logits of a tile take about so many bytes for each two threads, up to so many cells: whole numbers of
-#: SUMMED of csrc/drivers.h, so that the gradients have the same bits with any number of threads.
+#: Activations and logits of a tile take about so many bytes for each two threads, up to so many
+#: cells: whole numbers of SUMMED of csrc/drivers.h, so that the gradients have the same bits with
+#: any number of threads.
 TILE_BYTES, SUMMED, MOST = 3 * 2**17, 448, 2240
-#: With more symbols forward notes the normalisers, and backward has so many of a cell's logits at once.
+#: With more symbols forward notes the normalisers, and backward has so many of a cell's logits at
+#: once.
 MANY, AT_ONCE = 1024, 512
 
 _first = threading.Lock()
@@ -47,7 +49,10 @@ class Problem(ctypes.Structure):
                 "kept_cells normalised extra of_symbols normaliser label_ends arc_count encoder_n encoder_t decoder_n "
                 "decoder_u",
             ),
-            (ctypes.c_double, "negligible fastemit_lambda delay_penalty label_smoothing clamp keep_scale"),
+            (
+                ctypes.c_double,
+                "negligible fastemit_lambda delay_penalty label_smoothing clamp keep_scale",
+            ),
             (
                 ctypes.c_void_p,
                 "encoder decoder weight bias grad_losses targets T_lengths U_lengths utterance_of lattice_arcs "
@@ -75,7 +80,8 @@ def _first_load() -> Tuple[Optional[ctypes.CDLL], str]:
 
 
 def _library() -> Tuple[Optional[ctypes.CDLL], str]:
-    """Return (library, ""), or (None, why there is none); the first call may compile it, and others wait for that."""
+    """Return (library, ""), or (None, why there is none); the first call may compile it, and others
+    wait for that."""
     with _first:
         return _first_load()
 
@@ -102,7 +108,8 @@ def instruction_set() -> str:
 
 
 def default_tile(H: int, V: int, dtype: torch.dtype) -> int:
-    """Return the cells of a tile in backward: few enough for the caches, enough to keep every thread busy."""
+    """Return the cells of a tile in backward: few enough for the caches, enough to keep every
+    thread busy."""
     cells = TILE_BYTES // ((H + V if V <= MANY else 2 * H + AT_ONCE) * dtype.itemsize)
     return -(-torch.get_num_threads() // 2) * min(max(-(-cells // SUMMED), 1) * SUMMED, MOST)
 
@@ -130,13 +137,20 @@ class _Arguments:
         encoder, decoder = (x.to(dtype) for x in (call.encoder_out, call.decoder_out))
         encoder, decoder = (x if x.stride(2) == 1 else x.contiguous() for x in (encoder, decoder))
         T_lengths, U_lengths = (x.long().contiguous() for x in (call.frames, call.U_lengths))
-        first_cells, of_rows = torch.zeros(call.M + 1, dtype=torch.int64, device="cpu"), call.cells()
+        first_cells, of_rows = (
+            torch.zeros(call.M + 1, dtype=torch.int64, device="cpu"),
+            call.cells(),
+        )
         torch.cumsum(of_rows, 0, out=first_cells[1:])
         cells = int(first_cells[-1])
         lattice = call.lattice
-        arcs_of = [] if lattice.topology in REGULAR_ARCS else lattice.arcs  # the C++ code knows those
+        # the C++ code knows those
+        arcs_of = [] if lattice.topology in REGULAR_ARCS else lattice.arcs
         self.lattice_arcs = (LatticeArc * len(arcs_of))(
-            *(LatticeArc(x.dt, x.du, (*x.parts, -1, -1)[:2], x.then_blank, x.weight) for x in arcs_of)
+            *(
+                LatticeArc(x.dt, x.du, (*x.parts, -1, -1)[:2], x.then_blank, x.weight)
+                for x in arcs_of
+            )
         )
         self.problem = Problem(
             N=call.M, T=call.T, U1=call.U1, H=call.H, V=call.V,
@@ -189,12 +203,19 @@ def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tens
 
 
 def backward(
-    call: Call, grad_losses: Tensor, arcs: Tensor, kept: Tensor, gradients: Sequence[Optional[Tensor]]
+    call: Call,
+    grad_losses: Tensor,
+    arcs: Tensor,
+    kept: Tensor,
+    gradients: Sequence[Optional[Tensor]],
 ) -> None:
     """Do as the function of `plain` does."""
     if not grad_losses.all():  # cells of no posterior are left out
         arcs = arcs.clone()
-        arcs[: call.lattice.parts, (grad_losses == 0).repeat_interleave(call.cells()).nonzero().squeeze(1)] = 0
+        arcs[
+            : call.lattice.parts,
+            (grad_losses == 0).repeat_interleave(call.cells()).nonzero().squeeze(1),
+        ] = 0
     arguments = _Arguments(call, arcs, kept)
     arguments.point(
         grad_losses=grad_losses.to(arcs.dtype).contiguous(),

@@ -1,10 +1,12 @@
 """The loss as operators of PyTorch: `fused_transducer::losses` and `fused_transducer::gradients`.
 
-torch.compile, FakeTensor, autocast and autograd know them by this registration; what they compute is in the backends.
-Both take the tensors of a call (`call.TENSORS`), and its options as one list (`call.packed`).
+torch.compile, FakeTensor, autocast and autograd know them by this registration; what they compute
+is in the backends. Both take the tensors of a call (`call.TENSORS`), and its options as one list
+(`call.packed`).
 """
 
-# no annotations of the future: torch 2.4 makes the operators' schemas of the annotations, and they must be no strings
+# no annotations of the future: torch 2.4 makes the operators' schemas of the annotations, and they
+# must be no strings
 import importlib.abc
 import importlib.util
 import sys
@@ -33,7 +35,8 @@ if not hasattr(torch.library, "custom_op"):
 
 
 def _check(call: Call, backend: str) -> None:
-    """Raise ValueError for arguments with which a backend would read or write outside their memory."""
+    """Raise ValueError for arguments with which a backend would read or write outside their
+    memory."""
     check_shapes(
         call.encoder_out, call.decoder_out, call.weight, call.bias, call.targets, call.T_lengths, call.U_lengths,
         call.utterance_of, call.window,
@@ -44,7 +47,9 @@ def _check(call: Call, backend: str) -> None:
         topology=call.topology, durations=call.durations, sigma=call.sigma,
     )  # fmt: skip
     seed = call.seed
-    if seed is not None and (seed.dtype != torch.int64 or seed.numel() != 1 or seed.device != call.device):
+    if seed is not None and (
+        seed.dtype != torch.int64 or seed.numel() != 1 or seed.device != call.device
+    ):
         raise ValueError(
             f"dropout_seed must be one int64 number on {call.device}; it has the shape {tuple(seed.shape)}, is "
             f"{seed.dtype} and on {seed.device}"
@@ -63,7 +68,9 @@ def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:
             "numbers each: a traced graph takes only lengths with as many cells as those it was traced with"
         )
     if kept.dim() != 2 or kept.shape[1] != call.V:
-        raise RuntimeError(f"kept must have the shape (cells, {call.V}); it has {tuple(kept.shape)}")
+        raise RuntimeError(
+            f"kept must have the shape (cells, {call.V}); it has {tuple(kept.shape)}"
+        )
     for name, tensor in (("arcs", arcs), ("kept", kept)):
         if tensor.dtype != dtype or tensor.device != call.device or not tensor.is_contiguous():
             raise RuntimeError(
@@ -72,7 +79,9 @@ def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:
             )
 
 
-def _saved(call: Call, backend: str, gradient: bool, cells: int, kept_cells: int) -> tuple[Tensor, ...]:
+def _saved(
+    call: Call, backend: str, gradient: bool, cells: int, kept_cells: int
+) -> tuple[Tensor, ...]:
     """Return uninitialised (losses, arcs, kept)."""
     new, dtype = call.encoder_out.new_empty, accumulated(call.encoder_out.dtype)
     arcs = new((module_of(backend).rows(call), cells if gradient else 0), dtype=dtype)
@@ -87,9 +96,21 @@ def losses(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip  # torch 2.6 knows no Tuple here
     """Return (losses (M,) float64, arcs, kept).
 
-    For backward (with `gradient`): arcs with room for `cells`, and the logits of `kept_cells` cells.
+    For backward (with `gradient`): arcs with room for `cells`, and the logits of `kept_cells`
+    cells.
     """
-    tensors = encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, utterance_of, seed, window
+    tensors = (
+        encoder_out,
+        decoder_out,
+        weight,
+        bias,
+        targets,
+        T_lengths,
+        U_lengths,
+        utterance_of,
+        seed,
+        window,
+    )
     call = Call.of(tensors, options)
     _check(call, backend)
     check_values(call)
@@ -122,7 +143,10 @@ def _gradients(call: Call, wanted: List[bool]) -> List[Tensor]:
     """
     shapes = (*(x.shape for x in (call.encoder_out, call.decoder_out, call.weight)), (call.V,))
     dtype = accumulated(call.encoder_out.dtype)
-    return [call.encoder_out.new_zeros(shape if want else (0,), dtype=dtype) for shape, want in zip(shapes, wanted)]
+    return [
+        call.encoder_out.new_zeros(shape if want else (0,), dtype=dtype)
+        for shape, want in zip(shapes, wanted)
+    ]
 
 
 @torch.library.custom_op("fused_transducer::gradients", mutates_args=())
@@ -132,14 +156,29 @@ def gradients(
     seed: Optional[Tensor], window: Optional[Tensor], options: List[float], backend: str, wanted: List[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of encoder_out, decoder_out, weight and bias; empty where not wanted."""
-    tensors = encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, utterance_of, seed, window
+    tensors = (
+        encoder_out,
+        decoder_out,
+        weight,
+        bias,
+        targets,
+        T_lengths,
+        U_lengths,
+        utterance_of,
+        seed,
+        window,
+    )
     call = Call.of(tensors, options)
     _check(call, backend)
     _check_room(call, backend, arcs, kept)
     if grad_losses.shape != (call.M,):
-        raise RuntimeError(f"grad_losses must have the shape ({call.M},); it has {tuple(grad_losses.shape)}")
+        raise RuntimeError(
+            f"grad_losses must have the shape ({call.M},); it has {tuple(grad_losses.shape)}"
+        )
     sums = _gradients(call, wanted)
-    module_of(backend).backward(call, grad_losses, arcs, kept, [x if want else None for x, want in zip(sums, wanted)])
+    module_of(backend).backward(
+        call, grad_losses, arcs, kept, [x if want else None for x, want in zip(sums, wanted)]
+    )
     a, b, c, d = (x.to(encoder_out.dtype) for x in sums)
     return a, b, c, d
 
@@ -164,17 +203,24 @@ def _backward_of(gradients_of: Callable[..., Tuple[Tensor, ...]]) -> Callable[..
     def backward(ctx, grad_losses, *_):
         wanted = list(ctx.needs_input_grad[:4])
         made = gradients_of(grad_losses, *ctx.saved_tensors, ctx.options, ctx.backend, wanted)
-        return (*(x if want else None for x, want in zip(made, wanted)), *([None] * (len(ctx.needs_input_grad) - 4)))
+        return (
+            *(x if want else None for x, want in zip(made, wanted)),
+            *([None] * (len(ctx.needs_input_grad) - 4)),
+        )
 
     return backward
 
 
 def _no_second_derivative(ctx, *_):
-    raise RuntimeError("fused_transducer has no second derivative: call backward without create_graph=True")
+    raise RuntimeError(
+        "fused_transducer has no second derivative: call backward without create_graph=True"
+    )
 
 
 def _no_forward_mode(ctx, *_):
-    raise RuntimeError("fused_transducer has no forward-mode derivative: use backward, torch.func.grad or vjp")
+    raise RuntimeError(
+        "fused_transducer has no forward-mode derivative: use backward, torch.func.grad or vjp"
+    )
 
 
 losses.register_autograd(_backward_of(gradients), setup_context=_save)
@@ -192,8 +238,8 @@ class Gradients(torch.autograd.Function):
 
 
 class Losses(torch.autograd.Function):
-    """`losses` for eager mode: unlike an operator, a Function takes part in torch.func.grad, and can refuse forward
-    mode, which would take the derivative of an operator for 0."""
+    """`losses` for eager mode: unlike an operator, a Function takes part in torch.func.grad, and
+    can refuse forward mode, which would take the derivative of an operator for 0."""
 
     generate_vmap_rule = True
     setup_context = staticmethod(_save)
@@ -202,11 +248,12 @@ class Losses(torch.autograd.Function):
     forward = staticmethod(losses)
 
 
-# -- what torch.utils.flop_counter counts: two FLOPs for each multiply-accumulate of the products ----------------------
+# -- what torch.utils.flop_counter counts: two FLOPs for each multiply-accumulate of the products
 
 
 def _flops(call: Call, cells: Callable[[], Tensor], products: int) -> int:
-    """Return the FLOPs of `products` of H and V numbers for each of the cells; of all where a tensor has no numbers."""
+    """Return the FLOPs of `products` of H and V numbers for each of the cells; of all where a
+    tensor has no numbers."""
     try:
         count = int(cells().sum())
     except (RuntimeError, NotImplementedError):  # meta and fake tensors
@@ -220,10 +267,15 @@ def _flops_of_losses(*inputs, out_val=None, **_):
 
 
 def _flops_of_gradients(grad_losses, arcs, kept, *inputs, out_val=None, **_):
-    """Cells whose posterior is negligible are left out; the logits of others are computed again if none are kept."""
+    """Cells whose posterior is negligible are left out; the logits of others are computed again if
+    none are kept."""
     *tensors, options, _, (encoder_out, decoder_out, weight, _) = inputs
     call = Call.of(tensors, options)
-    return _flops(call, lambda: plain.counts(call, arcs), (len(kept) == 0) + weight + (encoder_out or decoder_out))
+    return _flops(
+        call,
+        lambda: plain.counts(call, arcs),
+        (len(kept) == 0) + weight + (encoder_out or decoder_out),
+    )
 
 
 FLOP_COUNTER = "torch.utils.flop_counter"
@@ -231,11 +283,14 @@ FLOP_COUNTER = "torch.utils.flop_counter"
 
 def _register_flops(flop_counter: ModuleType) -> None:
     for name, formula in (("losses", _flops_of_losses), ("gradients", _flops_of_gradients)):
-        flop_counter.register_flop_formula(getattr(torch.ops.fused_transducer, name), get_raw=True)(formula)
+        flop_counter.register_flop_formula(getattr(torch.ops.fused_transducer, name), get_raw=True)(
+            formula
+        )
 
 
 class _FlopCounterFinder(importlib.abc.MetaPathFinder):
-    """Registers the formulas once torch's counter is imported: it imports Triton, which takes 50 MB."""
+    """Registers the formulas once torch's counter is imported: it imports Triton, which takes 50
+    MB."""
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname != FLOP_COUNTER:

@@ -1,7 +1,7 @@
 """The backend that needs PyTorch alone: any device, slower than the others, the same numbers.
 
-Tiles of cells go through activation, addmm and softmax; the lattice is walked by anti-diagonals over all utterances at
-once.  It serves every lattice of lattices.py by its arcs.
+Tiles of cells go through activation, addmm and softmax; the lattice is walked by anti-diagonals
+over all utterances at once.  It serves every lattice of lattices.py by its arcs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def rows(call: Call) -> int:
-    """Return how many numbers of each cell there are between forward and backward; the first are those of its parts."""
+    """Return how many numbers of each cell there are between forward and backward; the first are
+    those of its parts."""
     return 2 + len(call.durations)
 
 
@@ -66,7 +67,9 @@ ACTIVATIONS: Dict[str, Activation] = {
     "tanh": Activation(torch.tanh, lambda x, y: 1 - y.square()),
     "relu": Activation(torch.relu, lambda x, y: (y > 0).to(y.dtype)),
     "sigmoid": Activation(torch.sigmoid, lambda x, y: y * (1 - y)),
-    "leaky_relu": Activation(functional.leaky_relu, lambda x, y: torch.full_like(y, 0.01).masked_fill_(y > 0, 1)),
+    "leaky_relu": Activation(
+        functional.leaky_relu, lambda x, y: torch.full_like(y, 0.01).masked_fill_(y > 0, 1)
+    ),
     "silu": Activation(functional.silu, _silu_slope),
     "gelu": Activation(functional.gelu, _gelu_slope),
     "selu": Activation(torch.selu, lambda x, y: torch.where(y > 0, SELU[0], y + SELU[1])),
@@ -84,7 +87,8 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def dropout_factors(call: Call, n: Tensor, t: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what the activations (cells, H) of some cells are multiplied with: 0, or 1 / (1 - dropout)."""
+    """Return what the activations (cells, H) of some cells are multiplied with: 0, or 1 / (1 -
+    dropout)."""
     seed = call.seed.reshape(())
     first = _mixed(_mixed(_mixed(seed & BITS ^ n) ^ t) ^ u)
     second = _mixed(_mixed(_mixed(seed >> 32 & BITS ^ n) + t & BITS) + u & BITS)
@@ -96,7 +100,8 @@ def dropout_factors(call: Call, n: Tensor, t: Tensor, u: Tensor, dtype: torch.dt
 
 
 class _Tile(NamedTuple):
-    """Some cells: utterance, frame, targets before; target that follows (the blank where none does)."""
+    """Some cells: utterance, frame, targets before; target that follows (the blank where none
+    does)."""
 
     n: Tensor
     t: Tensor
@@ -116,7 +121,9 @@ class _Joiner:
         )
         self.activation = ACTIVATIONS[call.activation]
         self.bias = self.weight.new_zeros(call.V) if call.bias is None else call.bias.to(self.dtype)
-        self.T_lengths, self.U_lengths = (x.to(call.device).long() for x in (call.frames, call.U_lengths))
+        self.T_lengths, self.U_lengths = (
+            x.to(call.device).long() for x in (call.frames, call.U_lengths)
+        )
         of_itself = call.utterance_of is None
         rows = torch.arange(call.M, device=call.device) if of_itself else call.utterance_of
         self.utterance_of = rows.to(call.device).long()
@@ -124,18 +131,23 @@ class _Joiner:
     def tiles(self, cells: Tensor) -> Iterator[Tuple[Tensor, _Tile]]:
         """The numbers of cells (n * T + t) * (U+1) + u, tile by tile, and where they are."""
         call = self.call
-        size = call.tile_cells or max(64, TILE_BYTES // ((call.H + call.V) * torch.finfo(self.dtype).bits // 8))
+        size = call.tile_cells or max(
+            64, TILE_BYTES // ((call.H + call.V) * torch.finfo(self.dtype).bits // 8)
+        )
         for some in cells.split(size):
             u, t = some % call.U1, some // call.U1 % call.T
             n = some // (call.U1 * call.T)
             has_target = u < self.U_lengths[n]
             target = torch.full_like(u, call.blank)
             if call.U1 > 1:
-                target = torch.where(has_target, call.targets.long()[n, u.clamp(max=call.U1 - 2)], target)
+                target = torch.where(
+                    has_target, call.targets.long()[n, u.clamp(max=call.U1 - 2)], target
+                )
             yield some, _Tile(n, t, u, target, has_target)
 
     def activations(self, tile: _Tile) -> Tuple[Tensor, Tensor, Union[Tensor, float]]:
-        """Return what the activation is of (cells, H), its values, and what dropout multiplies each with."""
+        """Return what the activation is of (cells, H), its values, and what dropout multiplies each
+        with."""
         x = self.encoder[self.utterance_of[tile.n], tile.t].add_(self.decoder[tile.n, tile.u])
         return (
             x,
@@ -157,22 +169,33 @@ def inside(call: Call) -> Tensor:
 def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tensor) -> None:
     """Fill losses (M,) float64 and arcs (parts, M * T * (U+1)).
 
-    With `gradient` arcs are the posteriors of each cell's parts, where arcs of labels count 1 + fastemit_lambda times;
-    without, their log-probabilities, unless arcs is empty.  `kept` is for backends that keep logits.
+    With `gradient` arcs are the posteriors of each cell's parts, where arcs of labels count 1 +
+    fastemit_lambda times; without, their log-probabilities, unless arcs is empty.  `kept` is for
+    backends that keep logits.
     """
     joiner, lattice = _Joiner(call), call.lattice
     T, U1 = call.T, call.U1
     is_cell = inside(call)
-    logs = torch.full((lattice.parts, T + U1 - 1, call.M, U1), -torch.inf, dtype=torch.float64, device=call.device)
+    logs = torch.full(
+        (lattice.parts, T + U1 - 1, call.M, U1), -torch.inf, dtype=torch.float64, device=call.device
+    )
     for _, tile in joiner.tiles(is_cell.flatten().nonzero().squeeze(1)):
         _, values, factors = joiner.activations(tile)
-        parts = _log_probabilities(call, torch.addmm(joiner.bias, values * factors, joiner.weight.t()), tile)
+        parts = _log_probabilities(
+            call, torch.addmm(joiner.bias, values * factors, joiner.weight.t()), tile
+        )
         penalty = call.delay_penalty * ((joiner.T_lengths[tile.n] - 1).double() / 2 - tile.t)
         parts[:, 1] = torch.where(tile.has_target, parts[:, 1] + penalty, -torch.inf)
         logs[:, tile.t + tile.u, tile.n, tile.u] = parts.t()
     if not gradient and arcs.numel():
         arcs.copy_(_straight(logs, T).flatten(1))
-    walk = Walk(lattice, logs, joiner.T_lengths, joiner.U_lengths, None if call.window is None else call.band)
+    walk = Walk(
+        lattice,
+        logs,
+        joiner.T_lengths,
+        joiner.U_lengths,
+        None if call.window is None else call.band,
+    )
     del logs
     alphas = walk.alphas()
     losses.copy_(-walk.ends(alphas))
@@ -184,16 +207,21 @@ def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tens
 def _columns(call: Call, target: Tensor) -> Tensor:
     """Return the column (cells, parts) of each part."""
     further = torch.arange(call.symbols, call.V, device=target.device).expand(len(target), -1)
-    return torch.cat([torch.full_like(target, call.blank).unsqueeze(1), target.unsqueeze(1), further], 1)
+    return torch.cat(
+        [torch.full_like(target, call.blank).unsqueeze(1), target.unsqueeze(1), further], 1
+    )
 
 
 def _log_probabilities(call: Call, logits: Tensor, tile: _Tile) -> Tensor:
-    """Return the parts (cells, parts) float64 of cells from their logits (cells, V), which are overwritten."""
+    """Return the parts (cells, parts) float64 of cells from their logits (cells, V), which are
+    overwritten."""
     columns = _columns(call, tile.target)
     if call.topology == "tdt":
         symbols, durations = logits.split([call.symbols, call.V - call.symbols], 1)
         of_symbols = _log_softmax(symbols, columns[:, :2], 0.0)
-        return torch.cat([of_symbols, _log_softmax(durations, columns[:, 2:] - call.symbols, 0.0)], 1)
+        return torch.cat(
+            [of_symbols, _log_softmax(durations, columns[:, 2:] - call.symbols, 0.0)], 1
+        )
     if call.topology != "hat":
         return _log_softmax(logits, columns, call.label_smoothing)
     blank = logits[:, call.blank].to(torch.float64, copy=True)
@@ -204,11 +232,14 @@ def _log_probabilities(call: Call, logits: Tensor, tile: _Tile) -> Tensor:
 
 
 def _log_softmax(logits: Tensor, columns: Tensor, smoothing: float) -> Tensor:
-    """Return the log-probabilities (cells, J) float64 of some columns; logits (cells, C) are overwritten."""
+    """Return the log-probabilities (cells, J) float64 of some columns; logits (cells, C) are
+    overwritten."""
     logits -= logits.amax(1, keepdim=True)
     values = logits.gather(1, columns).double()
     if smoothing:
-        values = (1 - smoothing) * values + smoothing * logits.mean(1, keepdim=True, dtype=torch.float64)
+        values = (1 - smoothing) * values + smoothing * logits.mean(
+            1, keepdim=True, dtype=torch.float64
+        )
     return values - logits.exp_().sum(1, keepdim=True, dtype=torch.float64).log_()
 
 
@@ -235,19 +266,29 @@ class Walk:
         self, lattice: Lattice, parts: Sequence[Tensor], T_lengths: Tensor, U_lengths: Tensor,
         band: Optional[Tensor] = None,
     ):  # fmt: skip
-        """parts: of each, the log-probabilities (T+U, N, U+1) of the cells, -inf where there is none; band: of a
-        window, see `windows`."""
+        """parts: of each, the log-probabilities (T+U, N, U+1) of the cells, -inf where there is
+        none; band: of a window, see `windows`."""
         self.lattice = lattice
         self.diagonals, N, U1 = parts[0].shape
         device = parts[0].device
-        self.n, self.last_d, self.last_u = torch.arange(N, device=device), T_lengths + U_lengths, U_lengths
+        self.n, self.last_d, self.last_u = (
+            torch.arange(N, device=device),
+            T_lengths + U_lengths,
+            U_lengths,
+        )
         self.arc = torch.arange(len(lattice.arcs), device=device)
         # an arc that goes beyond the last diagonal from any cell is as good as a shorter one
         steps = [min(arc.dt + arc.du, self.diagonals + 1) for arc in lattice.arcs]
         self.steps, self.margin = torch.tensor(steps, device=device), max(steps)
         self.blanks = sum(arc.du == 0 for arc in lattice.arcs)
-        t = torch.arange(self.diagonals, device=device).view(-1, 1, 1) - torch.arange(U1, device=device)
-        inside = (t >= 0) & (t < T_lengths.view(-1, 1)) & (torch.arange(U1, device=device) <= U_lengths.view(-1, 1))
+        t = torch.arange(self.diagonals, device=device).view(-1, 1, 1) - torch.arange(
+            U1, device=device
+        )
+        inside = (
+            (t >= 0)
+            & (t < T_lengths.view(-1, 1))
+            & (torch.arange(U1, device=device) <= U_lengths.view(-1, 1))
+        )
         emits = inside
         if band is not None:
             inside = (t >= band[..., 0]) & (t <= band[..., 1])
@@ -264,14 +305,20 @@ class Walk:
                 weight.masked_fill_(t + arc.dt >= T_lengths.view(-1, 1), -torch.inf)
 
     def _with_margins(self, value: float) -> Tensor:
-        """Return room for the cells, those of the ends too, and on both sides for what the longest arc reaches."""
-        return self.weights.new_full((self.diagonals + 1 + 2 * self.margin, *self.weights.shape[2:]), value)
+        """Return room for the cells, those of the ends too, and on both sides for what the longest
+        arc reaches."""
+        return self.weights.new_full(
+            (self.diagonals + 1 + 2 * self.margin, *self.weights.shape[2:]), value
+        )
 
     def _arriving(self, scores: Tensor, d: int) -> Tensor:
-        """Return the scores (arcs, N, U+1) with which each arc arrives at the cells of diagonal d."""
+        """Return the scores (arcs, N, U+1) with which each arc arrives at the cells of diagonal
+        d."""
         origin = d - self.steps
         scores = scores[self.margin + origin] + self.weights[self.arc, origin.clamp(min=0)]
-        return torch.cat([scores[: self.blanks], pad(scores[self.blanks :, :, :-1], (1, 0), value=-torch.inf)])
+        return torch.cat(
+            [scores[: self.blanks], pad(scores[self.blanks :, :, :-1], (1, 0), value=-torch.inf)]
+        )
 
     def _ahead(self, values: Tensor, d: int) -> Tensor:
         """Return the values (arcs, N, U+1) of the cells that the arcs of diagonal d lead to."""
@@ -283,8 +330,9 @@ class Walk:
         return scores[self.margin + self.last_d, self.n, self.last_u]
 
     def alphas(self, chosen: Optional[Tensor] = None) -> Tensor:
-        """Return the forward scores of all cells, between margins.  With `chosen` (T+U, N, U+1) int64 those of the best
-        paths to each cell, and there the number of the arc that these came by."""
+        """Return the forward scores of all cells, between margins.  With `chosen` (T+U, N, U+1)
+        int64 those of the best paths to each cell, and there the number of the arc that these came
+        by."""
         alphas = self._with_margins(-torch.inf)
         alphas[self.margin, :, 0] = 0
         for d in range(1, self.diagonals + 1):
@@ -296,12 +344,15 @@ class Walk:
         return alphas
 
     def posteriors(self, alphas: Tensor, fastemit_lambda: float) -> Tensor:
-        """Return the posteriors (parts, T+U, N, U+1) of each part; arcs of labels count 1 + fastemit_lambda times.
+        """Return the posteriors (parts, T+U, N, U+1) of each part; arcs of labels count 1 +
+        fastemit_lambda times.
 
         The weights are overwritten.
         """
         of_cells = self._with_margins(0.0)
-        of_cells[self.margin + self.last_d, self.n, self.last_u] = (self.ends(alphas) != -torch.inf).double()
+        of_cells[self.margin + self.last_d, self.n, self.last_u] = (
+            self.ends(alphas) != -torch.inf
+        ).double()
         for d in range(self.diagonals - 1, -1, -1):
             after = self._ahead(of_cells, d)
             shares = (alphas[self.margin + d] + self.weights[:, d] - self._ahead(alphas, d)).exp_()
@@ -319,10 +370,15 @@ class Walk:
 
 
 def backward(
-    call: Call, grad_losses: Tensor, arcs: Tensor, kept: Tensor, gradients: Sequence[Optional[Tensor]]
+    call: Call,
+    grad_losses: Tensor,
+    arcs: Tensor,
+    kept: Tensor,
+    gradients: Sequence[Optional[Tensor]],
 ) -> None:
-    """Adds to those of `gradients` (of encoder_out, decoder_out, weight, bias; None: not wanted), which are contiguous
-    and of the dtype of sums.  An utterance whose upstream gradient is 0 is left out, even if it has a NaN."""
+    """Adds to those of `gradients` (of encoder_out, decoder_out, weight, bias; None: not wanted),
+    which are contiguous and of the dtype of sums.  An utterance whose upstream gradient is 0 is
+    left out, even if it has a NaN."""
     d_encoder, d_decoder, d_weight, d_bias = gradients
     joiner = _Joiner(call)
     counted = counts(call, arcs).view(call.M, -1) & (grad_losses != 0).unsqueeze(1)
@@ -365,16 +421,21 @@ def _logit_gradients(call: Call, logits: Tensor, tile: _Tile, posteriors: Tensor
         of_blank = torch.where(tile.target == call.blank, posteriors.sum(1), posteriors[:, 0])
         logits[:, call.blank] = -torch.inf
         _softmax_gradient(logits, columns[:, 1:], of_label.unsqueeze(1), 0.0)
-        logits[:, call.blank] = (of_label * blank.sigmoid() - of_blank * (-blank).sigmoid()).to(logits.dtype)
+        logits[:, call.blank] = (of_label * blank.sigmoid() - of_blank * (-blank).sigmoid()).to(
+            logits.dtype
+        )
     else:
         _softmax_gradient(logits, columns, posteriors, call.label_smoothing)
     return logits
 
 
-def _softmax_gradient(logits: Tensor, columns: Tensor, posteriors: Tensor, smoothing: float) -> None:
+def _softmax_gradient(
+    logits: Tensor, columns: Tensor, posteriors: Tensor, smoothing: float
+) -> None:
     """Replace logits (cells, C) by their gradient.
 
-    columns (cells, J): of the arcs' log-probabilities; posteriors (cells, J) float64: times the gradient of the loss.
+    columns (cells, J): of the arcs' log-probabilities; posteriors (cells, J) float64: times the
+    gradient of the loss.
     """
     e = logits.sub_(logits.amax(1, keepdim=True)).exp_()
     total = e.sum(1, keepdim=True, dtype=torch.float64)
@@ -391,12 +452,14 @@ def _softmax_gradient(logits: Tensor, columns: Tensor, posteriors: Tensor, smoot
     e.scatter_(1, columns, at_columns.to(e.dtype))
 
 
-# Posteriors as a tensor, and the best path: what can be read from the arcs of the cells, on any device.
+# Posteriors as a tensor, and the best path: what can be read from the arcs of the cells, on any
+# device.
 
 
 def _numbers(call: Call) -> Tensor:
-    """Return the number (N, T, U+1) that each cell has in the order of csrc/cells.h: by utterances, in each by
-    anti-diagonals t + u, on each by u.  Where there is no cell there are other numbers."""
+    """Return the number (N, T, U+1) that each cell has in the order of csrc/cells.h: by utterances,
+    in each by anti-diagonals t + u, on each by u.  Where there is no cell there are other
+    numbers."""
     cells = call.cells()
     first = (cells.cumsum(0) - cells).view(-1, 1, 1)
     t, u = (torch.arange(size, device=call.device) for size in (call.T, call.U1))
@@ -418,8 +481,8 @@ def _numbers(call: Call) -> Tensor:
 
 
 def of_cells(call: Call, arcs: Tensor, backend: str, padding: float) -> Tensor:
-    """Return the numbers (N, T, U+1, parts) of the parts of each cell from `arcs` of a backend; `padding` where an
-    utterance has no cell."""
+    """Return the numbers (N, T, U+1, parts) of the parts of each cell from `arcs` of a backend;
+    `padding` where an utterance has no cell."""
     is_cell, parts, cells = inside(call), call.lattice.parts, arcs.shape[1]
     if not arcs.numel():  # no window has a path
         return arcs.new_full((*is_cell.shape, parts), padding)
@@ -428,7 +491,9 @@ def of_cells(call: Call, arcs: Tensor, backend: str, padding: float) -> Tensor:
     elif backend == "triton" and call.window is not None:
         frame = torch.arange(call.M * call.T, device=call.device).view(call.M, call.T, 1)
         first, _ = windows.states_of_frames(call.band, call.T).split(1, -1)
-        numbers = frame * (cells // frame.numel()) + torch.arange(call.U1, device=call.device) - first
+        numbers = (
+            frame * (cells // frame.numel()) + torch.arange(call.U1, device=call.device) - first
+        )
     else:
         values = arcs[:parts].view(parts, *is_cell.shape).permute(1, 2, 3, 0)
         return values.masked_fill(~is_cell.unsqueeze(-1), padding)
@@ -438,7 +503,8 @@ def of_cells(call: Call, arcs: Tensor, backend: str, padding: float) -> Tensor:
 
 
 def mean_delay(posteriors: Tensor, reference: Optional[Tensor]) -> Tensor:
-    """Return the mean frame (N,) of the targets less that of `reference` (N, U), as `transducer_loss` does.
+    """Return the mean frame (N,) of the targets less that of `reference` (N, U), as
+    `transducer_loss` does.
 
     posteriors (N, T, U): with which each target is emitted at each frame."""
     t = torch.arange(posteriors.shape[1], device=posteriors.device).view(-1, 1)
@@ -451,8 +517,11 @@ def mean_delay(posteriors: Tensor, reference: Optional[Tensor]) -> Tensor:
     return (torch.where(counts, frames, 0).sum(1) / counts.sum(1)).to(posteriors.dtype)
 
 
-def _walk_of(log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattice: Lattice) -> Walk:
-    """Return the walk over the cells whose parts have these log-probabilities, as `best` takes them."""
+def _walk_of(
+    log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattice: Lattice
+) -> Walk:
+    """Return the walk over the cells whose parts have these log-probabilities, as `best` takes
+    them."""
     _, T, U1, _ = log_probabilities.shape
     u = torch.arange(U1, device=log_probabilities.device)
     t = torch.arange(T + U1 - 1, device=u.device)[:, None] - u  # of the cells by anti-diagonals
@@ -461,7 +530,9 @@ def _walk_of(log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, la
     return Walk(lattice, parts, T_lengths.long(), U_lengths.long())
 
 
-def best(log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattice: Lattice) -> Tuple[Tensor, Tensor]:
+def best(
+    log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattice: Lattice
+) -> Tuple[Tensor, Tensor]:
     """Return (frames (N, U) int64, log-probabilities (N,)) of the best paths, as `align` does.
 
     log_probabilities (N, T, U+1, parts): of the parts of each cell; -inf where there is none.
@@ -472,8 +543,12 @@ def best(log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattic
     chosen = U_lengths.new_zeros(T + U1, N, U1)
     total = walk.ends(walk.alphas(chosen))
     n, u, d = torch.arange(N, device=device), U_lengths.clone(), T_lengths.long() + U_lengths
-    dt, du = (torch.tensor([getattr(arc, name) for arc in lattice.arcs], device=device) for name in ("dt", "du"))
-    frames = torch.full((N, U1), -1, dtype=torch.int64, device=device)  # [:, u]: of the arc that leads to u
+    dt, du = (
+        torch.tensor([getattr(arc, name) for arc in lattice.arcs], device=device)
+        for name in ("dt", "du")
+    )
+    # [:, u]: of the arc that leads to u
+    frames = torch.full((N, U1), -1, dtype=torch.int64, device=device)
     for _ in range(len(chosen) - 1):
         arc = chosen[d, n, u]
         leaves = (d > 0) & (total != -torch.inf)
@@ -484,10 +559,15 @@ def best(log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattic
 
 
 def confidences(
-    log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattice: Lattice, frames: Tensor, span: int
+    log_probabilities: Tensor,
+    T_lengths: Tensor,
+    U_lengths: Tensor,
+    lattice: Lattice,
+    frames: Tensor,
+    span: int,
 ) -> Tensor:
-    """Return the probability (N, U) with which each target is emitted within `span` frames of its frame in `frames`
-    (N, U), over all paths; 0 where that is below 0."""
+    """Return the probability (N, U) with which each target is emitted within `span` frames of its
+    frame in `frames` (N, U), over all paths; 0 where that is below 0."""
     T = log_probabilities.shape[1]
     walk = _walk_of(log_probabilities, T_lengths, U_lengths, lattice)
     of_labels = _straight(walk.posteriors(walk.alphas(), 0.0)[1], T)[:, :, :-1]

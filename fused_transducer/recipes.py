@@ -1,23 +1,26 @@
-"""The joiners of six toolkits, each as one call of `transducer_loss` or of `align`: no toolkit is imported.
+"""The joiners of six toolkits, each as one call of `transducer_loss` or of `align`: no toolkit is
+imported.
 
-Each function takes the toolkit's own joiner (of transformers the model), and the outputs of encoder and decoder in the
-toolkit's own shapes.  It folds the joiner's projections into them and returns the loss, with gradients for all
-parameters of the joiner.  Targets may be padded with anything.  options: further options of `transducer_loss`; the
-reduction is "mean" over the utterances, where none is given.
+Each function takes the toolkit's own joiner (of transformers the model), and the outputs of encoder
+and decoder in the toolkit's own shapes.  It folds the joiner's projections into them and returns
+the loss, with gradients for all parameters of the joiner.  Targets may be padded with anything.
+options: further options of `transducer_loss`; the reduction is "mean" over the utterances, where
+  none is given.
 
-Each has a function `align` of the same arguments, as `recipes.nemo.align(model.joint, ...)`, that returns what
-`fused_transducer.align` does; options: further ones of that.  What the toolkit drops or masks in training stays: align
-a model in evaluation.
+Each has a function `align` of the same arguments, as `recipes.nemo.align(model.joint, ...)`, that
+returns what `fused_transducer.align` does; options: further ones of that.  What the toolkit drops
+or masks in training stays: align a model in evaluation.
 
-`nemo` and `transformers` take the five reductions of NeMo's RNNTLoss under its names: "mean_batch", over the
-utterances; "mean", each loss divided by its number of targets first; "mean_volume", the sum over the number of all
-targets; "sum"; "none".  An utterance without targets counts as one of 1 target: the toolkits divide by 0.
+`nemo` and `transformers` take the five reductions of NeMo's RNNTLoss under its names: "mean_batch",
+over the utterances; "mean", each loss divided by its number of targets first; "mean_volume", the
+sum over the number of all targets; "sum"; "none".  An utterance without targets counts as one of 1
+target: the toolkits divide by 0.
 
-`patch` gives a loaded model of transformers this loss in place, for Trainer, DDP, FSDP and PEFT; `unpatch` takes it
-back.
+`patch` gives a loaded model of transformers this loss in place, for Trainer, DDP, FSDP and PEFT;
+`unpatch` takes it back.
 
-A joiner that computes something else (HAT, big blanks, deep biasing, adapters) is refused with a ValueError that says
-what.
+A joiner that computes something else (HAT, big blanks, deep biasing, adapters) is refused with a
+ValueError that says what.
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ from torch import Tensor, nn
 from fused_transducer.functional import align, transducer_loss
 from fused_transducer.layers import of_linear
 
-#: NeMo's name of a reduction -> the loss of the losses of all utterances, of their numbers of targets, 1 at least, and
-#: of whether each counts.
+#: NeMo's name of a reduction -> the loss of the losses of all utterances, of their numbers of
+#: targets, 1 at least, and of whether each counts.
 REDUCTIONS: Dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "mean_batch": lambda losses, U, counts: losses.sum() / counts.sum().clamp(min=1),
     "mean": lambda losses, U, counts: (losses / U).sum() / counts.sum().clamp(min=1),
@@ -60,7 +63,8 @@ Inputs = Tuple[Tuple[Any, ...], Dict[str, Any]]
 
 
 def _recipe(inputs: Callable[..., Inputs], loss_of: Optional[Callable[..., Any]] = None) -> Any:
-    """Return a toolkit's function, which returns the loss, with `align`; inputs: makes the arguments of both.
+    """Return a toolkit's function, which returns the loss, with `align`; inputs: makes the
+    arguments of both.
 
     loss_of: the loss of the arguments; None: `transducer_loss`.
     """
@@ -79,21 +83,32 @@ def _recipe(inputs: Callable[..., Inputs], loss_of: Optional[Callable[..., Any]]
             raise TypeError(f"align has no option {min(unknown)!r}")
         return align(*given, **{name: value for name, value in named.items() if name in OF_ALIGN})
 
-    best.__doc__ = f"Return what `fused_transducer.align` does, of the arguments of `{inputs.__name__}`."
+    best.__doc__ = (
+        f"Return what `fused_transducer.align` does, of the arguments of `{inputs.__name__}`."
+    )
     loss.align = best  # type: ignore[attr-defined]
     return loss
 
 
-def _of_nemo(*inputs: Any, reduction: str, U_lengths: Tensor, omega: Optional[float] = None, **options: Any) -> Any:
+def _of_nemo(
+    *inputs: Any, reduction: str, U_lengths: Tensor, omega: Optional[float] = None, **options: Any
+) -> Any:
     """Return the loss, with a reduction of NeMo's; further results of `transducer_loss` behind it.
 
-    omega: the share of calls that leave out TDT's durations: of the regular lattice, by the symbols alone."""
+    omega: the share of calls that leave out TDT's durations: of the regular lattice, by the symbols
+      alone."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction: there are {', '.join(REDUCTIONS)}, not {reduction!r}")
     if omega is not None and random.uniform(0, 1) < omega:
         encoder_out, decoder_out, weight, bias, *integers = inputs
         symbols = len(weight) - len(options["durations"])
-        inputs = encoder_out, decoder_out, weight[:symbols], None if bias is None else bias[:symbols], *integers
+        inputs = (
+            encoder_out,
+            decoder_out,
+            weight[:symbols],
+            None if bias is None else bias[:symbols],
+            *integers,
+        )
         options.update(topology="regular", durations=(), sigma=0.0)
     skips = options.get("nonfinite") == "skip"
     shows = options.pop("return_skipped", False)
@@ -117,7 +132,12 @@ def icefall(
     encoder_out (N, T, encoder_dim), decoder_out (N, U+1, decoder_dim), targets (N, U): `y_padded`.
     """
     outputs = joiner.encoder_proj(encoder_out), joiner.decoder_proj(decoder_out)
-    named = {"targets": targets, "T_lengths": T_lengths, "U_lengths": U_lengths, "output": joiner.output_linear}
+    named = {
+        "targets": targets,
+        "T_lengths": T_lengths,
+        "U_lengths": U_lengths,
+        "output": joiner.output_linear,
+    }
     return outputs, {**named, **options}
 
 
@@ -126,12 +146,14 @@ def nemo(
     joint: nn.Module, encoder_outputs: Tensor, decoder_outputs: Tensor, targets: Tensor, T_lengths: Tensor,
     U_lengths: Tensor, loss: Any = None, **options: Any,
 ) -> Inputs:  # fmt: skip
-    """Return the loss of NeMo's RNNTJoint: enc, pred, and joint_net of an activation, perhaps dropout, and a layer.
+    """Return the loss of NeMo's RNNTJoint: enc, pred, and joint_net of an activation, perhaps
+    dropout, and a layer.
 
-    encoder_outputs (N, encoder_dim, T), decoder_outputs (N, decoder_dim, U+1).  The blank is the last symbol; outputs
-    behind it (num_extra_outputs) are of TDT's durations.
-    loss: the model's RNNTLoss, of which reduction, clamp, fastemit_lambda, durations, sigma and omega are taken where
-    options do not say otherwise.  omega: the share of steps that are of the symbols' regular lattice alone.
+    encoder_outputs (N, encoder_dim, T), decoder_outputs (N, decoder_dim, U+1).  The blank is the
+    last symbol; outputs behind it (num_extra_outputs) are of TDT's durations.
+    loss: the model's RNNTLoss, of which reduction, clamp, fastemit_lambda, durations, sigma and
+    omega are taken where options do not say otherwise.  omega: the share of steps that are of the
+    symbols' regular lattice alone.
     """
     if callable(getattr(joint, "is_adapter_available", None)) and joint.is_adapter_available():
         raise ValueError("nemo: the joint has adapters, which the loss would leave out")
@@ -142,7 +164,11 @@ def nemo(
         )
     names = ("clamp", "durations", "fastemit_lambda", "omega", "sigma")
     of_loss = {name: value for name in names if (value := getattr(inner, name, None)) is not None}
-    options = {"reduction": getattr(loss, "reduction", "mean_batch") or "none", **of_loss, **options}
+    options = {
+        "reduction": getattr(loss, "reduction", "mean_batch") or "none",
+        **of_loss,
+        **options,
+    }
     extra, omega = getattr(joint, "num_extra_outputs", 0), options.pop("omega", 0.0)
     if extra != len(options.get("durations", ())):
         raise ValueError(
@@ -151,17 +177,28 @@ def nemo(
         )
     activation, *dropouts, output = joint.joint_net
     weight, bias = of_linear(output)
-    temperature, normalises = getattr(joint, "temperature", 1.0), getattr(joint, "log_softmax", None)
-    if temperature != 1 and (not encoder_outputs.is_cuda if normalises is None else normalises):  # as NeMo does
+    temperature, normalises = (
+        getattr(joint, "temperature", 1.0),
+        getattr(joint, "log_softmax", None),
+    )
+    # as NeMo does
+    if temperature != 1 and (not encoder_outputs.is_cuda if normalises is None else normalises):
         weight, bias = weight / temperature, None if bias is None else bias / temperature
     symbols = len(weight) - extra
     if extra:
         options.update(topology="tdt", durations=tuple(options["durations"]), omega=omega)
-    encoder_out, decoder_out = joint.enc(encoder_outputs.transpose(1, 2)), joint.pred(decoder_outputs.transpose(1, 2))
+    encoder_out, decoder_out = (
+        joint.enc(encoder_outputs.transpose(1, 2)),
+        joint.pred(decoder_outputs.transpose(1, 2)),
+    )
     if joint.training and getattr(joint, "masking_prob", 0) > 0:  # drawn as NeMo draws it
         kept = torch.rand(decoder_out.shape[0], 1, decoder_out.shape[1], 1) > joint.masking_prob
         decoder_out = decoder_out * kept.squeeze(1).to(decoder_out.device)
-    options = {"dropout": sum(layer.p for layer in dropouts if layer.training), "blank": symbols - 1, **options}
+    options = {
+        "dropout": sum(layer.p for layer in dropouts if layer.training),
+        "blank": symbols - 1,
+        **options,
+    }
     tensors = encoder_out, decoder_out, weight, bias, targets, T_lengths
     return tensors, {"U_lengths": U_lengths, "activation": activation_name(activation), **options}
 
@@ -170,11 +207,13 @@ def nemo(
 def transformers(
     model: nn.Module, encoder_out: Any, decoder_out: Tensor, labels: Tensor, **options: Any
 ) -> Inputs:  # fmt: skip
-    """Return the loss of transformers' ParakeetForTDT (reduction "mean"), ParakeetForRNNT ("mean_volume"), and of
-    NemotronAsrStreamingForRNNT and Nemotron3_5AsrForRNNT, which have none of their own ("mean_volume").
+    """Return the loss of transformers' ParakeetForTDT (reduction "mean"), ParakeetForRNNT
+    ("mean_volume"), and of NemotronAsrStreamingForRNNT and Nemotron3_5AsrForRNNT, which have none
+    of their own ("mean_volume").
 
-    encoder_out: what `model.get_audio_features` returns; decoder_out (N, U+1, H): what `model.decoder` returns of the
-    blank and the labels; labels (N, U), of which the last ones of an utterance may be pad ids, blank ids or negative.
+    encoder_out: what `model.get_audio_features` returns; decoder_out (N, U+1, H): what
+    `model.decoder` returns of the blank and the labels; labels (N, U), of which the last ones of an
+    utterance may be pad ids, blank ids or negative.
     """
     config, durations = model.config, tuple(getattr(model.config, "durations", ()))
     frames = encoder_out.pooler_output
@@ -196,13 +235,17 @@ PATCHED = "_fused_transducer"
 
 
 def patch(model: nn.Module, logits: Optional[bool] = None, **options: Any) -> nn.Module:
-    """Give a loaded model that `transformers` takes, or PEFT's of one, this loss in place; return the model.
+    """Give a loaded model that `transformers` takes, or PEFT's of one, this loss in place; return
+    the model.
 
-    Where it gets labels its forward returns the output of its class, with this loss and without logits in training.
-    logits: whether there are logits beside the loss; None: in evaluation alone, where metrics may want them.  Without
-    labels, as in `generate`, nothing changes; nor do the class, the parameters, the configuration and what is saved.
-    options: those of `transformers`.  Trainer divides this loss by its steps of gradient accumulation.  A model that is
-    patched again has the new options.  Raises ValueError for a model of another kind, or whose forward was replaced.
+    Where it gets labels its forward returns the output of its class, with this loss and without
+    logits in training.
+    logits: whether there are logits beside the loss; None: in evaluation alone, where metrics may
+    want them.  Without labels, as in `generate`, nothing changes; nor do the class, the parameters,
+    the configuration and what is saved.
+    options: those of `transformers`.  Trainer divides this loss by its steps of gradient
+    accumulation.  A model that is patched again has the new options.  Raises ValueError for a model
+    of another kind, or whose forward was replaced.
     """
     inner = _transducer_of(model)
     before = inner.__dict__.get(PATCHED)
@@ -225,7 +268,8 @@ def unpatch(model: nn.Module) -> nn.Module:
     before = inner.__dict__.pop(PATCHED, None)
     if before is None:
         return model
-    if getattr(inner.forward, "__func__", None) is before["forward"]:  # else something is around it, such as autocast
+    # else something is around it, such as autocast
+    if getattr(inner.forward, "__func__", None) is before["forward"]:
         del inner.forward
     del inner.accepts_loss_kwargs
     if before["accepts_loss_kwargs"] is not None:
@@ -234,9 +278,14 @@ def unpatch(model: nn.Module) -> nn.Module:
 
 
 def _transducer_of(model: Any) -> Any:
-    """Return the model itself, or the one that PEFT has wrapped.  Raises ValueError where it is no transducer."""
+    """Return the model itself, or the one that PEFT has wrapped.  Raises ValueError where it is no
+    transducer."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    missing = [name for name in ("get_audio_features", "decoder", "joint", "config") if not hasattr(inner, name)]
+    missing = [
+        name
+        for name in ("get_audio_features", "decoder", "joint", "config")
+        if not hasattr(inner, name)
+    ]
     if missing:
         raise ValueError(
             f"patch takes the transducers of transformers (ParakeetForTDT, ParakeetForRNNT, Nemotron...ForRNNT); a "
@@ -246,10 +295,14 @@ def _transducer_of(model: Any) -> Any:
 
 
 def _forward_of(model: Any) -> MethodType:
-    """Return the patched forward of a model, bound as accelerate expects, with the signature of its class, by which
-    Trainer chooses the columns of a data set."""
+    """Return the patched forward of a model, bound as accelerate expects, with the signature of its
+    class, by which Trainer chooses the columns of a data set."""
     signature = inspect.signature(type(model).forward)
-    (rest,) = (name for name, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_KEYWORD)
+    (rest,) = (
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.kind is parameter.VAR_KEYWORD
+    )
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = dict(signature.bind(self, *args, **kwargs).arguments)
@@ -267,7 +320,8 @@ def _patched_forward(
     model: Any, output: Any, labels: Tensor, decoder_input_ids: Tensor, decoder_cache: Any = None,
     use_decoder_cache: Any = None, encoder_outputs: Any = None, return_dict: Optional[bool] = None, **features: Any,
 ):  # fmt: skip
-    """Return the model's output for labels: as the forward of its class makes it, but for the loss and its logits."""
+    """Return the model's output for labels: as the forward of its class makes it, but for the loss
+    and its logits."""
     patched = model.__dict__[PATCHED]
     features.pop("num_items_in_batch", None)
     if encoder_outputs is None:
@@ -278,8 +332,13 @@ def _patched_forward(
     if patched["logits"] or (patched["logits"] is None and not model.training):
         logits = model.joint(decoder_out[:, None], encoder_outputs.pooler_output[:, :, None])
     # the caches of a streaming encoder have names of their own in the model's output
-    names = {field.name: field.name.replace("encoder_past", "past") for field in dataclasses.fields(output)}
-    values = {name: getattr(encoder_outputs, of_encoder, None) for name, of_encoder in names.items()}
+    names = {
+        field.name: field.name.replace("encoder_past", "past")
+        for field in dataclasses.fields(output)
+    }
+    values = {
+        name: getattr(encoder_outputs, of_encoder, None) for name, of_encoder in names.items()
+    }
     made = output(**{**values, "loss": loss, "logits": logits, "decoder_cache": decoder_cache})
     as_dict = model.config.return_dict if return_dict is None else return_dict
     return made if as_dict else made.to_tuple()
@@ -290,18 +349,23 @@ def espnet(
     joint_network: nn.Module, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor,
     U_lengths: Tensor, **options: Any,
 ) -> Inputs:  # fmt: skip
-    """Return the loss of ESPnet's JointNetwork (espnet2.asr and espnet2.asr_transducer): lin_enc, lin_dec,
-    joint_activation, lin_out.
+    """Return the loss of ESPnet's JointNetwork (espnet2.asr and espnet2.asr_transducer): lin_enc,
+    lin_dec, joint_activation, lin_out.
 
     encoder_out (N, T, encoder_size), decoder_out (N, U+1, decoder_size): not unsqueezed.
     """
     if getattr(joint_network, "deepbiasing", False):
-        raise ValueError("espnet: deep biasing adds a vector for each pair of frame and token, which the loss cannot")
+        raise ValueError(
+            "espnet: deep biasing adds a vector for each pair of frame and token, which the loss cannot"
+        )
     named = {
         "targets": targets, "T_lengths": T_lengths, "U_lengths": U_lengths, "output": joint_network.lin_out,
         "activation": activation_name(joint_network.joint_activation),
     }  # fmt: skip
-    return (joint_network.lin_enc(encoder_out), joint_network.lin_dec(decoder_out)), {**named, **options}
+    return (joint_network.lin_enc(encoder_out), joint_network.lin_dec(decoder_out)), {
+        **named,
+        **options,
+    }
 
 
 @_recipe
@@ -309,12 +373,15 @@ def wenet(
     joint: nn.Module, encoder_out: Tensor, predictor_out: Tensor, targets: Tensor, T_lengths: Tensor,
     U_lengths: Tensor, **options: Any,
 ) -> Inputs:  # fmt: skip
-    """Return the loss of WeNet's TransducerJoint: enc_ffn and pred_ffn, perhaps post_ffn of their sum, ffn_out.
+    """Return the loss of WeNet's TransducerJoint: enc_ffn and pred_ffn, perhaps post_ffn of their
+    sum, ffn_out.
 
     encoder_out (N, T, encoder_dim), predictor_out (N, U+1, predictor_dim).
     """
     if getattr(joint, "hat_joint", False):
-        raise ValueError("wenet: hat_joint has a probability of its own for the blank, which the loss does not")
+        raise ValueError(
+            "wenet: hat_joint has a probability of its own for the blank, which the loss does not"
+        )
     if joint.enc_ffn is not None:
         encoder_out, predictor_out = joint.enc_ffn(encoder_out), joint.pred_ffn(predictor_out)
     if joint.post_ffn is not None:  # of the sum: its bias counts once
@@ -333,10 +400,11 @@ def speechbrain(
     joint: nn.Module, output: nn.Module, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_shares: Tensor,
     U_shares: Tensor, **options: Any,
 ) -> Inputs:  # fmt: skip
-    """Return the loss of SpeechBrain's Transducer_joint and of the layer behind it (`transducer_lin`).
+    """Return the loss of SpeechBrain's Transducer_joint and of the layer behind it
+    (`transducer_lin`).
 
-    encoder_out (N, T, H), decoder_out (N, U+1, H): projected, not unsqueezed; T_shares, U_shares (N,): the lengths over
-    those of the longest, as SpeechBrain has them.
+    encoder_out (N, T, H), decoder_out (N, U+1, H): projected, not unsqueezed; T_shares, U_shares
+    (N,): the lengths over those of the longest, as SpeechBrain has them.
     """
     if joint.joint == "concat":  # a layer of both, one behind the other
         linear = _inner(joint.joint_network)
@@ -367,19 +435,22 @@ _NAMES: Dict[str, Callable[[Any], bool]] = {
     "silu": lambda layer: isinstance(layer, nn.SiLU) or _is_swish(layer),
     "gelu": lambda layer: isinstance(layer, nn.GELU) and layer.approximate == "none",
     "selu": lambda layer: isinstance(layer, nn.SELU),
-    "hardtanh": lambda layer: isinstance(layer, nn.Hardtanh) and (layer.min_val, layer.max_val) == (-1, 1),
+    "hardtanh": lambda layer: (
+        isinstance(layer, nn.Hardtanh) and (layer.min_val, layer.max_val) == (-1, 1)
+    ),
 }
 
 
 def _is_swish(layer: nn.Module) -> bool:
-    """Return whether a layer is x sigmoid(x).  ESPnet, WeNet and SpeechBrain each have a Swish of their own, where beta
-    means different things: so it is asked for values."""
+    """Return whether a layer is x sigmoid(x).  ESPnet, WeNet and SpeechBrain each have a Swish of
+    their own, where beta means different things: so it is asked for values."""
     x = torch.linspace(-3, 3, 7)
     return type(layer).__name__ == "Swish" and torch.allclose(layer(x), nn.functional.silu(x))
 
 
 def activation_name(layer: nn.Module) -> str:
-    """Return the name that `transducer_loss` has for an activation layer.  Raises ValueError where it has none."""
+    """Return the name that `transducer_loss` has for an activation layer.  Raises ValueError where
+    it has none."""
     for name, matches in _NAMES.items():
         if matches(layer):
             return name

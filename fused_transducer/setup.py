@@ -1,4 +1,5 @@
-"""Compiles csrc/ on the way, where there is a compiler; without one the package is installed all the same."""
+"""Compiles csrc/ on the way, where there is a compiler; without one the package is installed all
+the same."""
 
 import platform
 import sys
@@ -14,7 +15,8 @@ import compiling  # noqa: E402
 
 
 class BuildLibrary(build_ext):
-    """The extension is a plain shared library: no part of it depends on Python's or torch's version."""
+    """The extension is a plain shared library: no part of it depends on Python's or torch's
+    version."""
 
     def get_ext_filename(self, fullname):
         return compiling.library_name()
@@ -23,7 +25,9 @@ class BuildLibrary(build_ext):
         try:
             compiling.build(Path(self.get_ext_fullpath(extension.name)))
         except (compiling.BuildError, OSError) as error:
-            self.warn(f"the C++ code was not compiled, plain PyTorch code will run instead: {error}")
+            self.warn(
+                f"the C++ code was not compiled, plain PyTorch code will run instead: {error}"
+            )
 
     def get_outputs(self):
         return [path for path in super().get_outputs() if Path(path).exists()]
@@ -31,15 +35,24 @@ class BuildLibrary(build_ext):
 
 class PackageOnly(build_py):
     def find_package_modules(self, package, package_dir):
-        return [module for module in super().find_package_modules(package, package_dir) if module[1] != "setup"]
+        return [
+            module
+            for module in super().find_package_modules(package, package_dir)
+            if module[1] != "setup"
+        ]
 
 
 class AnyPython(bdist_wheel):
-    """A wheel for every Python 3, of the platform for which the library was compiled; of any where it was not."""
+    """A wheel for every Python 3, of the platform for which the library was compiled; of any where
+    it was not."""
 
     def get_tag(self):
         system = super().get_tag()[2].replace(platform.machine(), compiling.machine())
-        return "py3", "none", system if self.get_finalized_command("build_ext").get_outputs() else "any"
+        return (
+            "py3",
+            "none",
+            system if self.get_finalized_command("build_ext").get_outputs() else "any",
+        )
 
 
 setup(

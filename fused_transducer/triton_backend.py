@@ -2,9 +2,10 @@
 
 It runs on CUDA, or on the CPU in Triton's interpreter (TRITON_INTERPRET=1).
 
-float32 on any GPU; bfloat16 and float16 from compute capability 8.0 on, since Triton has no tensor cores before it.
-Sums are in float32, the lattice in float64.  Products of float32 use TF32 where torch's own matrix products do; those
-of float16's backward always do, since gradients leave the range of float16.
+float32 on any GPU; bfloat16 and float16 from compute capability 8.0 on, since Triton has no tensor
+cores before it. Sums are in float32, the lattice in float64.  Products of float32 use TF32 where
+torch's own matrix products do; those of float16's backward always do, since gradients leave the
+range of float16.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from fused_transducer import plain, windows
 from fused_transducer.call import ACTIVATIONS, Call
 from fused_transducer.lattices import NORMALISERS, REGULAR_ARCS
 
-#: A tile has this many blocks for each multiprocessor, so that none of them waits long for the last ones, ...
+#: A tile has this many blocks for each multiprocessor, so that none of them waits long for the last
+#: ones, ...
 WAVES = 3
 #: ... and so many cells on a small GPU, so that launches stay few, ...
 FEWEST_CELLS = 2**15
-#: ... and its activations, gradients of logits and gradients of inputs take no more bytes than this.
+#: ... and its activations, gradients of logits and gradients of inputs take no more bytes than
+#: this.
 TILE_BYTES = 3 * 2**28
 #: Programs that share the frames, or the decoder's states, of a tile.
 ADDERS = 1024
@@ -34,13 +37,15 @@ ADDERS = 1024
 ADDED, COLUMNS = 16, 64
 #: Cells of a block whose parts are copied, or whose posteriors are computed.
 OF_PARTS = 128
-#: Least compute capability whose tensor cores Triton uses: before it, kernels of 16 bits spill 8 kB a thread.
+#: Least compute capability whose tensor cores Triton uses: before it, kernels of 16 bits spill 8 kB
+#: a thread.
 TENSOR_CORES_FROM = (8, 0)
 #: Most sums of their own that the rows of a tile have in the gradients of the weight.
 MOST_SPLITS = 16
 #: Longest U + 1: a diagonal is one program's vector, and passes through shared memory.
 LONGEST = 2**13
-#: Rows of what is multiplied begin at multiples of so many bytes, as asynchronous copies to shared memory ask.
+#: Rows of what is multiplied begin at multiples of so many bytes, as asynchronous copies to shared
+#: memory ask.
 ALIGNED = 16
 
 
@@ -52,7 +57,11 @@ def _import_error() -> str:
         import fused_transducer.kernels  # noqa: F401
     except ImportError as error:
         return f"Triton does not import ({error})"
-    return "" if hasattr(triton.language, "gather") else f"it needs Triton 3.2 or newer, not {triton.__version__}"
+    return (
+        ""
+        if hasattr(triton.language, "gather")
+        else f"it needs Triton 3.2 or newer, not {triton.__version__}"
+    )
 
 
 def unavailable(device: torch.device, dtype: torch.dtype) -> str:
@@ -61,7 +70,8 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str:
         return f"it runs on CUDA, not on {device.type}"
     if dtype == torch.float64:
         return "it has no float64"
-    if device.type == "cuda" and torch.version.hip:  # whose compute capability, 9.0 and 9.4, is none of NVIDIA's
+    # whose compute capability, 9.0 and 9.4, is none of NVIDIA's
+    if device.type == "cuda" and torch.version.hip:
         return "its kernels are for NVIDIA GPUs: an AMD GPU has less shared memory for a block, and no TF32"
     if device.type == "cuda" and dtype != torch.float32:
         capability = torch.cuda.get_device_capability(device)
@@ -77,8 +87,8 @@ def rows(call: Call) -> int:
 
 
 def room(call: Call) -> int:
-    """Do as the function of `plain` does: with a window, for the states of the frame that has the most.  This waits for
-    the GPU."""
+    """Do as the function of `plain` does: with a window, for the states of the frame that has the
+    most.  This waits for the GPU."""
     capturing = call.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if call.window is None or capturing:
         return plain.room(call)
@@ -87,14 +97,16 @@ def room(call: Call) -> int:
 
 
 def fits(call: Call, cells: int) -> bool:
-    """Do as the function of `plain` does.  With a window any number of states of a frame has its place."""
+    """Do as the function of `plain` does.  With a window any number of states of a frame has its
+    place."""
     if call.window is None:
         return plain.fits(call, cells)
     return 0 < cells <= plain.room(call) and cells % (call.M * call.T) == 0
 
 
 class Blocks(NamedTuple):
-    """Sizes of the blocks of a product, in cells, symbols and columns: as the kernels' arguments are named."""
+    """Sizes of the blocks of a product, in cells, symbols and columns: as the kernels' arguments
+    are named."""
 
     BM: int
     BV: int
@@ -103,7 +115,8 @@ class Blocks(NamedTuple):
     num_stages: int = 3
 
 
-#: Compute capabilities, from and below, of GPUs with 227 kB of shared memory for a block; others have 99 to 163 kB.
+#: Compute capabilities, from and below, of GPUs with 227 kB of shared memory for a block; others
+#: have 99 to 163 kB.
 LARGE_SHARED = (9, 0), (12, 0)
 #: Blocks of each product by bytes of a number, for other GPUs and for those of LARGE_SHARED.
 BLOCKS = {
@@ -146,20 +159,22 @@ def _gpu(device: torch.device) -> Optional[Gpu]:
 def _precision(gpu: Optional[Gpu], dtype: torch.dtype) -> str:
     """Return Triton's `input_precision` for products of float32 that come from tensors of `dtype`.
 
-    tf32x3 adds three products of TF32 halves on tensor cores: 22 bits of each operand count, so a product is within
-    2**-21 of the exact one, where one in float32 is within 2**-24 and one in TF32 within 2**-10.  For products with the
-    weight it becomes "halves": the same, with the weight's halves made once instead of in each block.
+    tf32x3 adds three products of TF32 halves on tensor cores: 22 bits of each operand count, so a
+    product is within 2**-21 of the exact one, where one in float32 is within 2**-24 and one in TF32
+    within 2**-10.  For products with the weight it becomes "halves": the same, with the weight's
+    halves made once instead of in each block.
     """
     settings = torch.backends.cuda.matmul
-    chosen = getattr(settings, "fp32_precision", None)  # torch 2.9; once it is set, reading allow_tf32 raises
+    # torch 2.9; once it is set, reading allow_tf32 raises
+    chosen = getattr(settings, "fp32_precision", None)
     if dtype == torch.float16 or (settings.allow_tf32 if chosen is None else chosen == "tf32"):
         return "tf32"
     return "tf32x3" if gpu and gpu.capability >= TENSOR_CORES_FROM else "ieee"
 
 
 def _on_its_device(device: torch.device) -> ContextManager[None]:
-    """Return a context in which `device` is CUDA's current one: Triton launches on the current device and its stream,
-    wherever the tensors are."""
+    """Return a context in which `device` is CUDA's current one: Triton launches on the current
+    device and its stream, wherever the tensors are."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -167,7 +182,8 @@ class _Launch:
     """Holds what the kernels of one call share.  cells: for which there is room."""
 
     def __init__(self, call: Call, cells: int):
-        self.kernels = importlib.import_module("fused_transducer.kernels")  # Triton is imported where it is needed
+        # Triton is imported where it is needed
+        self.kernels = importlib.import_module("fused_transducer.kernels")
         self.call, self.gpu = call, _gpu(call.device)
         #: 2 for the interpreter, whose tiles are small
         self.multiprocessors = self.gpu.multiprocessors if self.gpu else 2
@@ -176,13 +192,17 @@ class _Launch:
         integers += [] if call.utterance_of is None else [call.utterance_of]
         on_host = any(x.device != call.device for x in integers)
         if on_host and call.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise ValueError(f"a CUDA graph is captured: targets and lengths must be on {call.device} before")
+            raise ValueError(
+                f"a CUDA graph is captured: targets and lengths must be on {call.device} before"
+            )
         self.targets = call.targets.int().contiguous()
         self.T_lengths, self.U_lengths = (
             x.to(call.device, torch.int32).contiguous() for x in (call.frames, call.U_lengths)
         )
         # None is no argument of a kernel's: it is a constant of its code
-        self.utterance_of = call.utterance_of if call.utterance_of is None else call.utterance_of.to(self.T_lengths)
+        self.utterance_of = (
+            call.utterance_of if call.utterance_of is None else call.utterance_of.to(self.T_lengths)
+        )
         self.cells = cells
         #: for which each frame has room, and which it has
         self.states, self.band = cells // (call.M * call.T), None
@@ -196,35 +216,49 @@ class _Launch:
         self.encoder, self.decoder = (self._rows(x) for x in (call.encoder_out, call.decoder_out))
         self.strides = (*self.encoder.stride()[:2], *self.decoder.stride()[:2])
         if max(self.HP * self.VP, call.T * self.states) >= 2**31:
-            raise ValueError("the Triton kernels take weights and utterances of up to 2^31 numbers: backend='torch'")
+            raise ValueError(
+                "the Triton kernels take weights and utterances of up to 2^31 numbers: backend='torch'"
+            )
         self.padded = {"HP": self.HP, "VP": self.VP}
         self.seed = self.T_lengths if call.seed is None else call.seed
         self.activation = {
             "KIND": ACTIVATIONS.index(call.activation), "DROP_BELOW": call.drop_below,
             "KEEP_SCALE": call.keep_scale,
         }  # fmt: skip
-        self.smoothing = {"label_smoothing": float(call.label_smoothing), "SMOOTHS": bool(call.label_smoothing)}
+        self.smoothing = {
+            "label_smoothing": float(call.label_smoothing),
+            "SMOOTHS": bool(call.label_smoothing),
+        }
         self.groups = {"EXTRA": call.lattice.extra, "NORMALISER": NORMALISERS.get(call.topology, 0)}
         self.flags = {"V": call.V, **self.padded, "HAS_BIAS": call.bias is not None, **self.groups}
 
     def _rows(self, x: Tensor) -> Tensor:
-        """Return x (N, rows, H), copied and padded with zeros to (N, rows, HP) where its rows are not ALIGNED."""
+        """Return x (N, rows, H), copied and padded with zeros to (N, rows, HP) where its rows are
+        not ALIGNED."""
         if self.HP != self.call.H:
             return torch.nn.functional.pad(x.detach(), (0, self.HP - self.call.H))
         of_row = [stride * x.element_size() for stride in x.stride()[:2]]
-        return x if x.stride(2) == 1 and not any(stride % ALIGNED for stride in of_row) else x.contiguous()
+        return (
+            x
+            if x.stride(2) == 1 and not any(stride % ALIGNED for stride in of_row)
+            else x.contiguous()
+        )
 
     def products(self, operands: torch.dtype) -> Dict[str, Any]:
         """Return how operands of a dtype are multiplied, as the kernels' arguments are named."""
         # Triton's interpreter multiplies the bits of bfloat16 as if they were integers
-        operand = getattr(self.kernels.tl, str(operands if self.gpu else torch.float32)[len("torch.") :])
+        operand = getattr(
+            self.kernels.tl, str(operands if self.gpu else torch.float32)[len("torch.") :]
+        )
         return {"PRECISION": _precision(self.gpu, self.call.weight.dtype), "OPERAND": operand}
 
     def weights(self, operands: torch.dtype, along: str) -> Tuple[Tensor, Dict[str, Any]]:
-        """Return the weight as kernels take it, its rows and columns padded with zeros, and their arguments for it.
+        """Return the weight as kernels take it, its rows and columns padded with zeros, and their
+        arguments for it.
 
-        along: the dimension that products with it sum over, "H" or "V".  Tensor cores want numbers of 32 bits to follow
-        each other along it, plain products to follow each other across it, and 16 bits are free to choose."""
+        along: the dimension that products with it sum over, "H" or "V".  Tensor cores want numbers
+        of 32 bits to follow each other along it, plain products to follow each other across it, and
+        16 bits are free to choose."""
         call, how = self.call, self.products(operands)
         weight = call.weight.detach().to(operands)
         if (self.VP, self.HP) != (call.V, call.H):
@@ -239,18 +273,23 @@ class _Launch:
         return weight, {**strides, **how}
 
     def rows(self, size: int, BM: int) -> int:
-        """Return the number of cells of a tile of backward, in blocks of BM, whose numbers have `size` bytes; a power
-        of two where the batch has fewer cells, since kernels are compiled for it."""
+        """Return the number of cells of a tile of backward, in blocks of BM, whose numbers have
+        `size` bytes; a power of two where the batch has fewer cells, since kernels are compiled for
+        it."""
         call = self.call
         fit = TILE_BYTES // self.bytes_of_cell(size) // BM * BM
-        tile = call.tile_cells or max(256, min(max(WAVES * BM * self.multiprocessors, FEWEST_CELLS), fit))
+        tile = call.tile_cells or max(
+            256, min(max(WAVES * BM * self.multiprocessors, FEWEST_CELLS), fit)
+        )
         return min(tile, 1 << (self.cells - 1).bit_length())
 
     def bytes_of_cell(self, size: int) -> int:
         """Return the bytes of a cell's activations, gradients of logits and gradients of inputs."""
         return size * (2 * self.HP + self.VP)
 
-    def activate(self, activations: Tensor, tile: int, blocks: int, listed: Sequence[Tensor], BM: int) -> None:
+    def activate(
+        self, activations: Tensor, tile: int, blocks: int, listed: Sequence[Tensor], BM: int
+    ) -> None:
         numbers, positions = listed or (self.T_lengths, self.T_lengths)
         self.kernels.activate[(_ceil(len(activations), BM), _ceil(self.HP, COLUMNS))](
             self.encoder, self.decoder, self.utterance_of, self.T_lengths, self.U_lengths, self.band, numbers,
@@ -260,21 +299,26 @@ class _Launch:
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tensor) -> None:
-    """Do as the function of `plain` does; behind the parts arcs also has each cell's largest logit and the log of the
-    sum beside it, and the same of durations that have a softmax of their own."""
+    """Do as the function of `plain` does; behind the parts arcs also has each cell's largest logit
+    and the log of the sum beside it, and the same of durations that have a softmax of their own."""
     with _on_its_device(call.device):
         _forward(call, gradient, losses, arcs)
 
 
 def _forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
     if call.U1 > LONGEST:
-        raise ValueError(f"decoder_out has {call.U1} states; the Triton kernels take {LONGEST}: use backend='torch'")
+        raise ValueError(
+            f"decoder_out has {call.U1} states; the Triton kernels take {LONGEST}: use backend='torch'"
+        )
     launch = _Launch(call, arcs.shape[1] if arcs.numel() else room(call))
-    arcs = arcs.zero_() if arcs.numel() else arcs.new_zeros(rows(call), launch.cells)  # in the padding, arcs of no path
+    # in the padding, arcs of no path
+    arcs = arcs.zero_() if arcs.numel() else arcs.new_zeros(rows(call), launch.cells)
     blocks = _blocks("logits", call.weight.dtype, launch)
     each = _ceil(call.T * launch.states, blocks.BM)  # blocks of an utterance
     size = call.weight.element_size()  # the activations take the bytes of a tile of backward
-    rows_at_once = call.tile_cells or launch.rows(size, blocks.BM) * launch.bytes_of_cell(size) // (size * launch.HP)
+    rows_at_once = call.tile_cells or launch.rows(size, blocks.BM) * launch.bytes_of_cell(size) // (
+        size * launch.HP
+    )
     at_once = min(call.M * each, _ceil(rows_at_once, blocks.BM))
     activations = call.weight.new_empty(at_once * blocks.BM, launch.HP)
     weight, of_weight = launch.weights(call.weight.dtype, "H")
@@ -286,7 +330,8 @@ def _forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
             launch.cells, block, each, call.T, call.U1, launch.states, call.blank, float(call.delay_penalty),
             **launch.smoothing, **launch.flags, **of_weight, **blocks._asdict(),
         )  # fmt: skip
-    width = max(16, 1 << (call.U1 - 1).bit_length())  # of the vector that holds a diagonal of the lattice
+    # of the vector that holds a diagonal of the lattice
+    width = max(16, 1 << (call.U1 - 1).bit_length())
     if call.topology not in REGULAR_ARCS:
         return _walk(launch, width, gradient, losses, arcs)
     launch.kernels.lattice[(call.M,)](
@@ -309,7 +354,10 @@ def _walk(launch: _Launch, width: int, gradient: bool, losses: Tensor, arcs: Ten
     mantissas = arcs.new_empty(passes, cells, dtype=torch.float64)
     exponents = torch.empty_like(mantissas, dtype=torch.int64)
     # dt, du, two parts (-1 for none), then_blank, constant
-    rows = tuple((arc.dt, arc.du, *(*arc.parts, -1, -1)[:2], arc.then_blank, arc.weight) for arc in lattice.arcs)
+    rows = tuple(
+        (arc.dt, arc.du, *(*arc.parts, -1, -1)[:2], arc.then_blank, arc.weight)
+        for arc in lattice.arcs
+    )
     table = {"ARCS": rows, "COUNT": len(rows), "LABEL_ENDS": lattice.label_ends}
     launch.kernels.walk[(call.M, passes)](
         parts, mantissas, exponents, losses, *of_rows, cells, *launch.sizes,
@@ -324,21 +372,29 @@ def _walk(launch: _Launch, width: int, gradient: bool, losses: Tensor, arcs: Ten
 
 
 def backward(
-    call: Call, grad_losses: Tensor, arcs: Tensor, kept: Tensor, gradients: Sequence[Optional[Tensor]]
+    call: Call,
+    grad_losses: Tensor,
+    arcs: Tensor,
+    kept: Tensor,
+    gradients: Sequence[Optional[Tensor]],
 ) -> None:
     """Do as the function of `plain` does."""
     with _on_its_device(call.device):
         _backward(call, grad_losses.contiguous(), arcs, gradients)
 
 
-def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence[Optional[Tensor]]) -> None:
-    """grad_losses: contiguous, since the gradient of `losses.sum()` is one number expanded to (N,)."""
+def _backward(
+    call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence[Optional[Tensor]]
+) -> None:
+    """grad_losses: contiguous, since the gradient of `losses.sum()` is one number expanded to
+    (N,)."""
     d_encoder, d_decoder, d_weight, d_bias = gradients
     cells = arcs.shape[1]
     launch = _Launch(call, cells)
     kernels = launch.kernels
     counts = (plain.counts(call, arcs).view(call.M, -1) & (grad_losses != 0).unsqueeze(1)).flatten()
-    positions = counts.cumsum(0, dtype=torch.int64 if cells >= 2**31 else torch.int32)  # how many count up to each
+    # how many count up to each
+    positions = counts.cumsum(0, dtype=torch.int64 if cells >= 2**31 else torch.int32)
     count = _Count(positions)
     numbers = torch.empty_like(positions)
     kernels.list_cells[(_ceil(cells, 1024),)](numbers, positions, cells, BLOCK=1024)
@@ -347,7 +403,8 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
     blocks = _blocks("inputs", dtype, launch)
     back, of_back = launch.weights(dtype, "V")
     weight, of_weight = launch.weights(call.weight.dtype, "H")
-    of_forward = _blocks("logits", call.weight.dtype, launch)  # the logits are made again as forward made them
+    # the logits are made again as forward made them
+    of_forward = _blocks("logits", call.weight.dtype, launch)
     rows = launch.rows(torch.finfo(dtype).bits // 8, blocks.BM)
     of_inputs = d_encoder is not None or d_decoder is not None
     activations = torch.empty(rows, launch.HP, dtype=dtype, device=call.device)
@@ -355,10 +412,13 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
     sums = torch.empty(rows if of_inputs else 0, launch.HP, dtype=dtype, device=call.device)
     layer = None
     if d_weight is not None or d_bias is not None:
-        layer = _WeightGradients(call, launch, dtype, rows, d_weight is not None, d_bias is not None)
+        layer = _WeightGradients(
+            call, launch, dtype, rows, d_weight is not None, d_bias is not None
+        )
     across = _ceil(call.H, COLUMNS)
     for tile in range(0, cells, rows):
-        if tile and tile >= count.wait():  # the first tile does not ask, so that the GPU works while the host waits
+        # the first tile does not ask, so that the GPU works while the host waits
+        if tile and tile >= count.wait():
             break
         launch.activate(activations, tile, 1, (numbers, positions), ADDED)
         kernels.logit_gradients[(_ceil(rows, of_forward.BM),)](
@@ -395,11 +455,12 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
 
 
 class _Count:
-    """Holds the number of cells that have a gradient, which comes from the GPU while the host goes on."""
+    """Holds the number of cells that have a gradient, which comes from the GPU while the host goes
+    on."""
 
     def __init__(self, positions: Tensor):
-        """positions (cells,): the last is the number.  A CUDA graph that is captured cannot wait: it takes all cells,
-        and what is over returns."""
+        """positions (cells,): the last is the number.  A CUDA graph that is captured cannot wait:
+        it takes all cells, and what is over returns."""
         self.count: Optional[int] = None
         if positions.device.type != "cuda":
             self.count = int(positions[-1])
@@ -420,33 +481,47 @@ class _Count:
 
 
 def _splits(programs: int, blocks: int, most: int, multiprocessors: int) -> Tuple[int, int]:
-    """Return (splits, blocks of rows of each) with which `programs` that go through `blocks` of rows end soonest: the
-    fewest splits, at most `most`, that are within a tenth of the shortest time, in blocks of rows of a multiprocessor.
+    """Return (splits, blocks of rows of each) with which `programs` that go through `blocks` of
+    rows end soonest: the fewest splits, at most `most`, that are within a tenth of the shortest
+    time, in blocks of rows of a multiprocessor.
     """
     shares = {_ceil(blocks, wanted) for wanted in range(1, most + 1)}
-    waves = {share: _ceil(programs * _ceil(blocks, share), multiprocessors) * share for share in shares}
+    waves = {
+        share: _ceil(programs * _ceil(blocks, share), multiprocessors) * share for share in shares
+    }
     share = max(share for share in shares if waves[share] <= 1.1 * min(waves.values()))
     return _ceil(blocks, share), share
 
 
 class _WeightGradients:
-    """The gradients of weight and bias.  V x H alone makes few programs: so splits of a tile's rows have sums of their
-    own, which are added at the end."""
+    """The gradients of weight and bias.  V x H alone makes few programs: so splits of a tile's rows
+    have sums of their own, which are added at the end."""
 
-    def __init__(self, call: Call, launch: _Launch, dtype: torch.dtype, rows: int, weight: bool, bias: bool):
+    def __init__(
+        self, call: Call, launch: _Launch, dtype: torch.dtype, rows: int, weight: bool, bias: bool
+    ):
         self.rows, self.cells = rows, launch.cells
         blocks = _blocks("weight", dtype, launch)
-        self.launch, self.blocks = launch.kernels.weight_gradients, {**blocks._asdict(), **launch.products(dtype)}
+        self.launch, self.blocks = (
+            launch.kernels.weight_gradients,
+            {**blocks._asdict(), **launch.products(dtype)},
+        )
         programs = _ceil(call.V, blocks.BV), _ceil(call.H, blocks.BH) if weight else 1
         most = min(MOST_SPLITS, _ceil(rows, 256))
-        splits, share = _splits(programs[0] * programs[1], _ceil(rows, blocks.BM), most, launch.multiprocessors)
+        splits, share = _splits(
+            programs[0] * programs[1], _ceil(rows, blocks.BM), most, launch.multiprocessors
+        )
         self.grid, share = (*programs, splits), share * blocks.BM
         self.flags = {
             "V": call.V, **launch.padded, "SHARE": share, "COMPILED": launch.gpu is not None, "WEIGHT": weight,
             "BIAS": bias,
         }  # fmt: skip
-        self.weight = torch.zeros(splits if weight else 0, call.V, launch.HP, dtype=torch.float32, device=call.device)
-        self.bias = torch.zeros(splits if bias else 0, call.V, dtype=torch.float32, device=call.device)
+        self.weight = torch.zeros(
+            splits if weight else 0, call.V, launch.HP, dtype=torch.float32, device=call.device
+        )
+        self.bias = torch.zeros(
+            splits if bias else 0, call.V, dtype=torch.float32, device=call.device
+        )
 
     def add(self, activations: Tensor, of_logits: Tensor, positions: Tensor, tile: int) -> None:
         self.launch[self.grid](

@@ -1,8 +1,10 @@
-"""Windows: the frames at which each label may be emitted, and the cells that are left of the lattice.
+"""Windows: the frames at which each label may be emitted, and the cells that are left of the
+lattice.
 
-A window (N, U, 2) leaves of each state u, after u labels, the frames from which a path can come and go on: a *band*
-(N, U+1, 2) of first and last frames, both of which grow with u.  A label may leave a cell (t, u) exactly if (t, u+1) is
-a cell of the band too, so that the band says all that the window says, on every lattice.
+A window (N, U, 2) leaves of each state u, after u labels, the frames from which a path can come and
+go on: a *band* (N, U+1, 2) of first and last frames, both of which grow with u.  A label may leave
+a cell (t, u) exactly if (t, u+1) is a cell of the band too, so that the band says all that the
+window says, on every lattice.
 """
 
 from __future__ import annotations
@@ -20,14 +22,19 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def window_of(frames: Tensor, left: int, right: int, T_lengths: Tensor) -> Tensor:
-    """Return the window (N, U, 2) int64 of labels that may be emitted from `left` frames before those of an alignment
-    to `right` frames behind them.
+    """Return the window (N, U, 2) int64 of labels that may be emitted from `left` frames before
+    those of an alignment to `right` frames behind them.
 
-    frames (N, U): integers, such as those of `align`, or of a CTM of another system; where one is negative, the label
-    may be emitted at any frame.  T_lengths (N,): the frames of each utterance.  Raises ValueError for bad arguments.
+    frames (N, U): integers, such as those of `align`, or of a CTM of another system; where one is
+    negative, the label may be emitted at any frame.  T_lengths (N,): the frames of each utterance.
+    Raises ValueError for bad arguments.
     """
     for name, tensor, dimensions in (("frames", frames, 2), ("T_lengths", T_lengths, 1)):
-        if not isinstance(tensor, Tensor) or tensor.dtype not in INTEGERS or tensor.dim() != dimensions:
+        if (
+            not isinstance(tensor, Tensor)
+            or tensor.dtype not in INTEGERS
+            or tensor.dim() != dimensions
+        ):
             raise ValueError(f"{name} must be a tensor of integers of {dimensions} dimensions")
     if len(frames) != len(T_lengths):
         raise ValueError(f"frames has {len(frames)} utterances, but T_lengths {len(T_lengths)}")
@@ -39,10 +46,13 @@ def window_of(frames: Tensor, left: int, right: int, T_lengths: Tensor) -> Tenso
     return torch.where((frames < 0).unsqueeze(-1), anywhere, window)
 
 
-def limits(window: Tensor, T_lengths: Tensor, U_lengths: Tensor, step: int = 0) -> Tuple[Tensor, Tensor]:
+def limits(
+    window: Tensor, T_lengths: Tensor, U_lengths: Tensor, step: int = 0
+) -> Tuple[Tensor, Tensor]:
     """Return the first and the last frame (N, U+1) of each state, whether or not there is a path.
 
-    step: the frames that a label goes ahead at least.  Beyond an utterance's own states, those of its last.
+    step: the frames that a label goes ahead at least.  Beyond an utterance's own states, those of
+    its last.
     """
     U = window.shape[1]
     u, last_frame = torch.arange(U + 1, device=window.device), T_lengths.unsqueeze(1) - 1
@@ -58,18 +68,19 @@ def limits(window: Tensor, T_lengths: Tensor, U_lengths: Tensor, step: int = 0) 
 def frames_of_labels(
     window: Tensor, T_lengths: Tensor, U_lengths: Tensor, step: int = 0, ends: bool = True
 ) -> Tuple[Tensor, Tensor]:
-    """Return the earliest frame (N, U) of each label after those before it, and the latest for those behind it: no path
-    fits a window where one is after the other.
+    """Return the earliest frame (N, U) of each label after those before it, and the latest for
+    those behind it: no path fits a window where one is after the other.
 
-    step: the frames that a label goes ahead at least; ends: whether the last one may lead to the end.
+    step: the frames that a label goes ahead at least; ends: whether the last one may lead to the
+    end.
     """
     begin, end = limits(window, T_lengths + step * ends, U_lengths, step)
     return begin[:, 1:] - step, end[:, :-1]
 
 
 def band_of(window: Tensor, T_lengths: Tensor, U_lengths: Tensor, T: int) -> Tensor:
-    """Return the first and last frame (N, U+1, 2) int64 of each state; (T, T - 1) of states without a cell, which are
-    those beyond an utterance's own, and all of one without a path."""
+    """Return the first and last frame (N, U+1, 2) int64 of each state; (T, T - 1) of states without
+    a cell, which are those beyond an utterance's own, and all of one without a path."""
     earliest, latest = frames_of_labels(window, T_lengths, U_lengths)
     has_path = (earliest <= latest).all(1, keepdim=True)
     own = torch.arange(window.shape[1] + 1, device=window.device) <= U_lengths.unsqueeze(1)
@@ -85,8 +96,8 @@ def states_of_frames(band: Tensor, T: int) -> Tensor:
 
 
 def diagonals_of(band: Tensor, T: int) -> Tensor:
-    """Return for each anti-diagonal d = t + u (N, T+U+2, 2) the cells of the utterance before it, and its first state:
-    `Diagonal` of csrc/problem.h."""
+    """Return for each anti-diagonal d = t + u (N, T+U+2, 2) the cells of the utterance before it,
+    and its first state: `Diagonal` of csrc/problem.h."""
     u = torch.arange(band.shape[1], device=band.device)
     d = torch.arange(T + len(u) + 1, device=band.device).expand(len(band), -1).contiguous()
     begin, end = (x.contiguous() for x in (band + u.unsqueeze(-1)).unbind(-1))

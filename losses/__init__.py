@@ -1,1 +1,2 @@
-"""Adapters of one loss each, which run as scripts: ./losses/benchmark_nemo.py; the others lie at the top level."""
+"""Adapters of one loss each, which run as scripts: ./losses/benchmark_nemo.py; the others lie at
+the top level."""

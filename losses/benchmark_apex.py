@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Benchmark TransducerLoss of NVIDIA apex (apex.contrib.transducer).
 
-It runs on CUDA only.  It takes padded logits, int32 targets and lengths; torch's log_softmax runs inside it, and its
-backward writes the gradient of the logits in one kernel (fuse_softmax_backward).  Variant: packed logits.  No package
-index has a release: install it by hand.
+It runs on CUDA only.  It takes padded logits, int32 targets and lengths; torch's log_softmax runs
+inside it, and its backward writes the gradient of the logits in one kernel (fuse_softmax_backward).
+Variant: packed logits.  No package index has a release: install it by hand.
 """
 
 import sys
@@ -27,9 +27,12 @@ class Apex(Adapter):
     variants = {"packed": {"layout": "packed"}}
 
     def prepare(self, batch):
-        prepared = SimpleNamespace(label=batch.targets, f_len=batch.T_lengths, y_len=batch.U_lengths)
+        prepared = SimpleNamespace(
+            label=batch.targets, f_len=batch.T_lengths, y_len=batch.U_lengths
+        )
         if self.layout == "packed":
-            prepared.batch_offset = (batch.T_lengths * (batch.U_lengths + 1)).cumsum(0)  # int64, the end of each
+            # int64, the end of each
+            prepared.batch_offset = (batch.T_lengths * (batch.U_lengths + 1)).cumsum(0)
             prepared.max_f_len = max(T for T, _ in batch.shapes)
         return prepared
 
@@ -41,7 +44,8 @@ class Apex(Adapter):
 
     def loss(self, logits, prepared):
         losses = self.function()(**self.options())(logits, blank_idx=self.blank, **vars(prepared))
-        return self.reduced(losses * 1)  # its backward wants a contiguous gradient, which that of a sum alone is not
+        # its backward wants a contiguous gradient, which that of a sum alone is not
+        return self.reduced(losses * 1)
 
 
 ADAPTER = Apex

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Benchmark fast_rnnt.rnnt_loss, the exact (unpruned) loss of fast_rnnt, from which k2's was made.
 
-It takes padded logits, int64 targets and one boundary tensor (N, 4): first symbol, first frame, U, T of each utterance.
-Variants: rnnt_type modified and constrained, in which a target leads to the next frame; delay-penalty; hat, on
-log-probabilities of a sigmoid and a softmax, which its own normalisation leaves as they are; cuda and cuda-modified
-(its kernels for CUDA, which are judged on a CPU too).  It refuses an utterance without a target.  If the package is not
-installed, it is built once from its source package.
+It takes padded logits, int64 targets and one boundary tensor (N, 4): first symbol, first frame, U,
+T of each utterance.
+Variants: rnnt_type modified and constrained, in which a target leads to the next frame;
+delay-penalty; hat, on log-probabilities of a sigmoid and a softmax, which its own normalisation
+leaves as they are; cuda and cuda-modified (its kernels for CUDA, which are judged on a CPU too).
+It refuses an utterance without a target.  If the package is not installed, it is built once from
+its source package.
 """
 
 import sys

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Benchmark fast_rnnt's pruned loss: rnnt_loss_smoothed, get_rnnt_prune_ranges, do_rnnt_pruning, rnnt_loss_pruned.
+"""Benchmark fast_rnnt's pruned loss: rnnt_loss_smoothed, get_rnnt_prune_ranges, do_rnnt_pruning,
+rnnt_loss_pruned.
 
-It is an approximation by design: the joiner sees only --prune-range symbols per frame.  So it is never ranked with the
-exact losses.  Its step is what icefall trains (see common/losses/layouts.py).  With its range widened to all of
-U it must equal the exact loss.  It refuses an utterance without a target.
+It is an approximation by design: the joiner sees only --prune-range symbols per frame.  So it is
+never ranked with the exact losses.  Its step is what icefall trains (see common/losses/layouts.py).
+With its range widened to all of U it must equal the exact loss.  It refuses an utterance without a
+target.
 """
 
 import sys

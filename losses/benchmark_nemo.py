@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Benchmark NeMo's RNNTLossNumba, its maintained copy of warprnnt_numba.
 
-It takes padded logits, int64 targets and lengths, and computes gradients in forward.  On the CPU torch normalises the
-logits and Python itself loops over the cells: numba compiles the CUDA kernels only.
-Variant hat: on log-probabilities of a sigmoid and a softmax, as its HATJoint makes them; the loss's own log_softmax
-leaves what is normalised as it is.
+It takes padded logits, int64 targets and lengths, and computes gradients in forward.  On the CPU
+torch normalises the logits and Python itself loops over the cells: numba compiles the CUDA kernels
+only. Variant hat: on log-probabilities of a sigmoid and a softmax, as its HATJoint makes them; the
+loss's own log_softmax leaves what is normalised as it is.
 """
 
 import sys
@@ -29,14 +29,21 @@ class Nemo(Adapter):
 
     def prepare(self, batch):
         return SimpleNamespace(
-            labels=batch.targets.long(), act_lens=batch.T_lengths.long(), label_lens=batch.U_lengths.long()
+            labels=batch.targets.long(),
+            act_lens=batch.T_lengths.long(),
+            label_lens=batch.U_lengths.long(),
         )
 
     def function(self):
         return self.module.RNNTLossNumba
 
     def options(self):
-        return {"blank": self.blank, "reduction": self.reduction, "fastemit_lambda": 0.0, "clamp": -1}
+        return {
+            "blank": self.blank,
+            "reduction": self.reduction,
+            "fastemit_lambda": 0.0,
+            "clamp": -1,
+        }
 
 
 ADAPTER = Nemo

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Benchmark NeMo's losses with blanks of several frames: `multiblank_rnnt`, in numba kernels, and its loops of Python.
+"""Benchmark NeMo's losses with blanks of several frames: `multiblank_rnnt`, in numba kernels, and
+its loops of Python.
 
-Both take padded logits in which the blank is the last column and the longer blanks stand before it, the longest first.
-So this row moves the blank behind the others, which copies the logits, as part of what is timed.  The numba kernels run
-on CUDA only, and with NUMBA_ENABLE_CUDASIM=1 in numba's simulator on the CPU, for --passes correctness.  Variant
-pytorch: multiblank_rnnt_pytorch, which runs everywhere, with an operation for each cell of a padded batch.
+Both take padded logits in which the blank is the last column and the longer blanks stand before it,
+the longest first. So this row moves the blank behind the others, which copies the logits, as part
+of what is timed.  The numba kernels run on CUDA only, and with NUMBA_ENABLE_CUDASIM=1 in numba's
+simulator on the CPU, for --passes correctness.  Variant
+pytorch: multiblank_rnnt_pytorch, which runs everywhere, with an operation for each cell of a padded
+batch.
 """
 
 import sys
@@ -24,11 +27,17 @@ class NemoMultiBlank(nemo_package.NemoPackage):
 
     def prepare(self, batch):
         return SimpleNamespace(
-            labels=batch.targets.long(), act_lens=batch.T_lengths.long(), label_lens=batch.U_lengths.long()
+            labels=batch.targets.long(),
+            act_lens=batch.T_lengths.long(),
+            label_lens=batch.U_lengths.long(),
         )
 
     def function(self):
-        return self.module.MultiblankRNNTLossPytorch if self.by_loops else self.module.MultiblankRNNTLossNumba
+        return (
+            self.module.MultiblankRNNTLossPytorch
+            if self.by_loops
+            else self.module.MultiblankRNNTLossNumba
+        )
 
     def options(self):
         return {

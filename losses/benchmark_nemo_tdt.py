@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Benchmark NeMo's losses of tokens and durations: `tdt`, in numba kernels, and `tdt_pytorch`, in loops of Python.
+"""Benchmark NeMo's losses of tokens and durations: `tdt`, in numba kernels, and `tdt_pytorch`, in
+loops of Python.
 
-Both run on CUDA only.  They take padded logits with the durations behind the symbols, int64 targets and lengths; omega,
-by which `tdt` trains some batches as an ordinary transducer, is 0.  With NUMBA_ENABLE_CUDASIM=1 the kernels run in
-numba's simulator on the CPU, for --passes correctness; `tdt_pytorch` (variant pytorch) then runs without its calls of
-.cuda().  Its loops take an operation for each cell and duration.
+Both run on CUDA only.  They take padded logits with the durations behind the symbols, int64 targets
+and lengths; omega, by which `tdt` trains some batches as an ordinary transducer, is 0.  With
+NUMBA_ENABLE_CUDASIM=1 the kernels run in numba's simulator on the CPU, for --passes correctness;
+`tdt_pytorch` (variant pytorch) then runs without its calls of .cuda().  Its loops take an operation
+for each cell and duration.
 """
 
 import sys
@@ -24,7 +26,9 @@ class NemoTdt(nemo_package.NemoPackage):
 
     def prepare(self, batch):
         return SimpleNamespace(
-            labels=batch.targets.long(), act_lens=batch.T_lengths.long(), label_lens=batch.U_lengths.long()
+            labels=batch.targets.long(),
+            act_lens=batch.T_lengths.long(),
+            label_lens=batch.U_lengths.long(),
         )
 
     def function(self):

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Benchmark NeMo's rnnt_logprobs_triton: blank's and the targets' log-probabilities of padded logits, in one kernel.
+"""Benchmark NeMo's rnnt_logprobs_triton: blank's and the targets' log-probabilities of padded
+logits, in one kernel.
 
 It is half a loss: NeMo's own lattice needs k2's graphs, so this suite's lattice runs on top
-(common/losses/topologies.py, a step of torch operations for each anti-diagonal), and its time counts.  It runs on CUDA
-only.  With TRITON_INTERPRET=1 its kernels run in Triton's interpreter on the CPU, for --passes correctness.
+(common/losses/topologies.py, a step of torch operations for each anti-diagonal), and its time
+counts.  It runs on CUDA only.  With TRITON_INTERPRET=1 its kernels run in Triton's interpreter on
+the CPU, for --passes correctness.
 """
 
 import sys
@@ -27,7 +29,9 @@ class NemoTriton(Adapter):
     simulator = {"TRITON_INTERPRET": "1"}
 
     def prepare(self, batch):
-        return SimpleNamespace(targets=batch.targets, source_lengths=batch.T_lengths, target_lengths=batch.U_lengths)
+        return SimpleNamespace(
+            targets=batch.targets, source_lengths=batch.T_lengths, target_lengths=batch.U_lengths
+        )
 
     def function(self):
         return self.module.rnnt_logprobs_triton
@@ -39,7 +43,9 @@ class NemoTriton(Adapter):
         from rnnt_bench.losses import topologies
 
         label_arcs, blank_arcs = self.call({"logits": logits}, prepared)
-        losses = topologies.arc_losses(blank_arcs, label_arcs, prepared.source_lengths, prepared.target_lengths)
+        losses = topologies.arc_losses(
+            blank_arcs, label_arcs, prepared.source_lengths, prepared.target_lengths
+        )
         return self.reduced(losses)
 
 

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Benchmark this suite's own loss in plain PyTorch, common/losses/topologies.py: the row that always runs.
+"""Benchmark this suite's own loss in plain PyTorch, common/losses/topologies.py: the row that
+always runs.
 
-It takes any device and any dtype and is twice differentiable, in a few readable lines: a baseline for the gain of a
-kernel.  It is not the float64 oracle that judges every loss (common/losses/oracle.py); the oracle judges it too.
+It takes any device and any dtype and is twice differentiable, in a few readable lines: a baseline
+for the gain of a kernel.  It is not the float64 oracle that judges every loss
+(common/losses/oracle.py); the oracle judges it too.
 Variants: one of each other lattice.
 """
 
@@ -27,7 +29,9 @@ class Reference(Adapter):
         return "this suite"
 
     def prepare(self, batch):
-        return SimpleNamespace(targets=batch.targets, logit_lengths=batch.T_lengths, target_lengths=batch.U_lengths)
+        return SimpleNamespace(
+            targets=batch.targets, logit_lengths=batch.T_lengths, target_lengths=batch.U_lengths
+        )
 
     def function(self):
         from rnnt_bench.losses import topologies

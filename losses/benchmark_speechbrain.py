@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Benchmark SpeechBrain's TransducerLoss: numba kernels, one thread for each target and one block for each utterance.
+"""Benchmark SpeechBrain's TransducerLoss: numba kernels, one thread for each target and one block
+for each utterance.
 
-It runs on CUDA only, with U+1 at most 1024.  It takes log-probabilities of padded logits, int32 targets and lengths,
-and computes gradients in forward.  SpeechBrain divides the value by T, but not the gradient; nor does it divide the
-gradient by N for reduction "mean", its default.  This row multiplies the values by T again, outside of the gradient, so
-that both are those of the summed loss; `rnnt-bench check` asks its reductions without this correction.  The function
-called is Transducer.apply: all that TransducerLoss does after torch's log_softmax and a check that its tensors are on a
-GPU.  So its kernels also run with NUMBA_ENABLE_CUDASIM=1, in numba's simulator on the CPU, for --passes correctness.
-Variant hat: after a sigmoid for the blank and a softmax of the labels.
+It runs on CUDA only, with U+1 at most 1024.  It takes log-probabilities of padded logits, int32
+targets and lengths, and computes gradients in forward.  SpeechBrain divides the value by T, but not
+the gradient; nor does it divide the gradient by N for reduction "mean", its default.  This row
+multiplies the values by T again, outside of the gradient, so that both are those of the summed
+loss; `rnnt-bench check` asks its reductions without this correction.  The function called is
+Transducer.apply: all that TransducerLoss does after torch's log_softmax and a check that its
+tensors are on a GPU.  So its kernels also run with NUMBA_ENABLE_CUDASIM=1, in numba's simulator on
+the CPU, for --passes correctness. Variant hat: after a sigmoid for the blank and a softmax of the
+labels.
 """
 
 import sys

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Benchmark the token-and-duration transducer loss of Hugging Face transformers (transformers.loss.loss_tdt).
+"""Benchmark the token-and-duration transducer loss of Hugging Face transformers
+(transformers.loss.loss_tdt).
 
-Plain PyTorch, an anti-diagonal at a time, any device; it trains Parakeet TDT.  Tokens and durations are two tensors:
-here views of the joiner's one.  Its reduction "mean" divides each loss by its target length, so the mean over the batch
-is its "mean_batch".  Half precision is computed in float32.  Variant kernel: kernels-community/tdt-loss of the Hugging
-Face hub, which takes the same arguments: CUDA kernels that sum in float64, loaded by the package kernels.
+Plain PyTorch, an anti-diagonal at a time, any device; it trains Parakeet TDT.  Tokens and durations
+are two tensors: here views of the joiner's one.  Its reduction "mean" divides each loss by its
+target length, so the mean over the batch is its "mean_batch".  Half precision is computed in
+float32.  Variant kernel: kernels-community/tdt-loss of the Hugging Face hub, which takes the same
+arguments: CUDA kernels that sum in float64, loaded by the package kernels.
 """
 
 import sys
@@ -38,14 +40,18 @@ class Transformers(Adapter):
             return kernels.get_kernel(KERNEL, version=VERSION)
         except Exception as error:  # it asks the hub, and may lack a build for this torch
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise NotRunnable("missing", f"{KERNEL} cannot be loaded from the Hugging Face hub: {reason}") from error
+            raise NotRunnable(
+                "missing", f"{KERNEL} cannot be loaded from the Hugging Face hub: {reason}"
+            ) from error
 
     def version(self):
         return str(VERSION) if self.from_hub else super().version()
 
     def prepare(self, batch):
         return SimpleNamespace(
-            targets=batch.targets.long(), logit_lengths=batch.T_lengths, target_lengths=batch.U_lengths
+            targets=batch.targets.long(),
+            logit_lengths=batch.T_lengths,
+            target_lengths=batch.U_lengths,
         )
 
     def function(self):

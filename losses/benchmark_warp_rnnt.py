@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Benchmark warp_rnnt.rnnt_loss, one warp of a GPU for 32 targets.
 
-It runs on CUDA only; with RNNT_SIMULATED=1 its kernels are compiled for the CPU, for --passes correctness.  It takes
-padded log-probabilities, so torch's log_softmax is part of what is timed, and int32 targets and lengths.  Variants:
-gather, which takes blank and target out of each cell first; compact, which takes packed log-probabilities and targets;
-hat, after a sigmoid for the blank and a softmax of the labels.  If the package is not installed, it is built once from
-its source package, with nvcc.
+It runs on CUDA only; with RNNT_SIMULATED=1 its kernels are compiled for the CPU, for --passes
+correctness.  It takes padded log-probabilities, so torch's log_softmax is part of what is timed,
+and int32 targets and lengths.  Variants: gather, which takes blank and target out of each cell
+first; compact, which takes packed log-probabilities and targets; hat, after a sigmoid for the blank
+and a softmax of the labels.  If the package is not installed, it is built once from its source
+package, with nvcc.
 """
 
 import sys
@@ -44,7 +45,12 @@ class WarpRnnt(Adapter):
 
     def options(self):
         compact = self.layout == "packed"
-        return {"blank": self.blank, "reduction": self.reduction, "gather": self.gather, "compact": compact}
+        return {
+            "blank": self.blank,
+            "reduction": self.reduction,
+            "gather": self.gather,
+            "compact": compact,
+        }
 
 
 ADAPTER = WarpRnnt

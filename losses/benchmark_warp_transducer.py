@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Benchmark warprnnt_pytorch.rnnt_loss of warp-transducer, the first loss of its kind: HawkAaron's or b-flo's.
+"""Benchmark warprnnt_pytorch.rnnt_loss of warp-transducer, the first loss of its kind: HawkAaron's
+or b-flo's.
 
-It takes padded logits, int32 targets and lengths, and computes gradients in forward.  On the CPU torch normalises the
-logits, on CUDA its own kernels do.  No package index has a release: install it by hand.  b-flo's branches have FastEmit
-on by default (0.001), which changes the loss; this row switches it off.
-Variant hat: on log-probabilities of a sigmoid and a softmax; its own log_softmax leaves what is normalised as it is.
+It takes padded logits, int32 targets and lengths, and computes gradients in forward.  On the CPU
+torch normalises the logits, on CUDA its own kernels do.  No package index has a release: install it
+by hand.  b-flo's branches have FastEmit on by default (0.001), which changes the loss; this row
+switches it off. Variant hat: on log-probabilities of a sigmoid and a softmax; its own log_softmax
+leaves what is normalised as it is.
 """
 
 import inspect
@@ -28,7 +30,9 @@ class WarpTransducer(Adapter):
     variants = {"hat": HAT}
 
     def prepare(self, batch):
-        return SimpleNamespace(labels=batch.targets, act_lens=batch.T_lengths, label_lens=batch.U_lengths)
+        return SimpleNamespace(
+            labels=batch.targets, act_lens=batch.T_lengths, label_lens=batch.U_lengths
+        )
 
     def function(self):
         return self.module.rnnt_loss

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Benchmark warprnnt_numba.RNNTLossNumba, warp-transducer's kernels in Python, compiled by numba.
 
-It takes padded logits, int32 targets and lengths, and computes gradients in forward.  On the CPU torch normalises the
-logits and Python itself loops over the cells: numba compiles the CUDA kernels only, for which U+1 must be at most 1024.
+It takes padded logits, int32 targets and lengths, and computes gradients in forward.  On the CPU
+torch normalises the logits and Python itself loops over the cells: numba compiles the CUDA kernels
+only, for which U+1 must be at most 1024.
 """
 
 import sys
@@ -23,13 +24,20 @@ class WarpRnntNumba(Adapter):
     python_loops = ("cpu",)
 
     def prepare(self, batch):
-        return SimpleNamespace(labels=batch.targets, act_lens=batch.T_lengths, label_lens=batch.U_lengths)
+        return SimpleNamespace(
+            labels=batch.targets, act_lens=batch.T_lengths, label_lens=batch.U_lengths
+        )
 
     def function(self):
         return self.module.RNNTLossNumba
 
     def options(self):
-        return {"blank": self.blank, "reduction": self.reduction, "fastemit_lambda": 0.0, "clamp": -1}
+        return {
+            "blank": self.blank,
+            "reduction": self.reduction,
+            "fastemit_lambda": 0.0,
+            "clamp": -1,
+        }
 
 
 ADAPTER = WarpRnntNumba

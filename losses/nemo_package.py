@@ -1,17 +1,19 @@
 """Share code between the adapters of NeMo's losses on other lattices.  Does not import torch.
 
-NeMo's numba kernels want tensors on a GPU.  In numba's simulator they run on tensors of the CPU that claim to be on a
-GPU.  Replaced there are the calls that choose a device and a stream, the kernel of the normaliser, and the number of
-threads of a block.  So is exp, which raises where that of a GPU overflows.
+NeMo's numba kernels want tensors on a GPU.  In numba's simulator they run on tensors of the CPU
+that claim to be on a GPU.  Replaced there are the calls that choose a device and a stream, the
+kernel of the normaliser, and the number of threads of a block.  So is exp, which raises where that
+of a GPU overflows.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from rnnt_bench.core.called import or_set_up
@@ -35,7 +37,8 @@ PYTORCH = {
 
 
 class NemoPackage(Adapter):
-    """A loss of NeMo: numba kernels for CUDA alone, or loops of Python over the cells (`by_loops`)."""
+    """A loss of NeMo: numba kernels for CUDA alone, or loops of Python over the cells
+    (`by_loops`)."""
 
     hint = or_set_up("pip install 'nemo-toolkit[asr]' numba", "nemo")
     imports = NUMBA
@@ -56,7 +59,9 @@ class NemoPackage(Adapter):
     def call(self, tensors, prepared):
         return self.answer(self.options(), tensors["logits"], prepared)
 
-    def answer(self, options: Mapping[str, Any], logits: torch.Tensor, prepared: SimpleNamespace) -> torch.Tensor:
+    def answer(
+        self, options: Mapping[str, Any], logits: torch.Tensor, prepared: SimpleNamespace
+    ) -> torch.Tensor:
         """Call the class with these options, in the simulator or on a GPU, and return its loss."""
         with ExitStack() as stack:
             if self.simulated:
@@ -77,7 +82,8 @@ def without_cuda() -> Iterator[None]:
 
 @contextmanager
 def on_the_host() -> Iterator[None]:
-    """Let NeMo's launching code run without a device, and the simulated kernels take tensors of the CPU, as arrays."""
+    """Let NeMo's launching code run without a device, and the simulated kernels take tensors of the
+    CPU, as arrays."""
     from numba import cuda
 
     rnnt, launching, kernels = (importlib.import_module(f"{NUMBA}.{name}") for name in MODULES)
@@ -89,15 +95,20 @@ def on_the_host() -> Iterator[None]:
         stack.enter_context(patch.object(launching, "cuda", SimpleNamespace(as_cuda_array=array)))
         stack.enter_context(patch.object(launching.GPURNNT, "log_softmax", normalise))
         stack.enter_context(patch.object(kernels, "GPU_RNNT_THREAD_SIZE", SIMULATED_THREADS))
-        stack.enter_context(patch.object(kernels, "math", SimpleNamespace(**{**vars(math), "exp": exponential})))
         stack.enter_context(
-            patch.object(kernel, "__call__", lambda self, *arguments: simulate(self, *map(array, arguments)))
+            patch.object(kernels, "math", SimpleNamespace(**{**vars(math), "exp": exponential}))
+        )
+        stack.enter_context(
+            patch.object(
+                kernel, "__call__", lambda self, *arguments: simulate(self, *map(array, arguments))
+            )
         )
         yield
 
 
 def normalise(launcher: Any, logits: torch.Tensor, denominators: Any) -> None:
-    """Set the (cells,) `denominators` to those of flat logits, in place of a kernel that the simulator cannot run.
+    """Set the (cells,) `denominators` to those of flat logits, in place of a kernel that the
+    simulator cannot run.
 
     Some of its threads leave a variable unset and never use it, which is an error in Python.
     """

@@ -10,7 +10,6 @@ import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Optional
 
 import pytest
 
@@ -20,7 +19,7 @@ FLAGS = ("--headless", "--no-first-run")
 FLAGS += tuple(f"--disable-{what}" for what in ("gpu", "quic", "background-networking", "component-update", "sync"))
 
 
-def _axe() -> Optional[Path]:
+def _axe() -> Path | None:
     """axe-core's one script, of the Python package that brings it; None where that is not installed."""
     spec = find_spec("axe_core_python")
     scripts = [Path(folder) / "axe.min.js" for folder in (spec.submodule_search_locations or () if spec else ())]

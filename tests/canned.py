@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from fixtures_runs import correctness, memory, status, timing, trace
-
 from rnnt_bench.cli.benchmark import benchmark
 from rnnt_bench.cli.parser import add_choice, add_flags
 from rnnt_bench.core.arguments import Parser
 from rnnt_bench.jobs.session import Executor, Interrupted
 from rnnt_bench.records.schema import Line, typed
+
+from fixtures_runs import correctness, memory, status, timing, trace
 
 LIMITS = {"record": "limits", "products": [], "reason": ""}
 QUICK = ["--device", "cpu", "--in-place", "--preset", "quick", "--limits", "false", "--quiet"]

@@ -11,10 +11,11 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -22,12 +23,11 @@ os.environ.setdefault("TRITON_CACHE_DIR", str(ROOT / ".build" / "triton"))
 
 import torch  # noqa: E402
 import triton  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.runtime import driver  # noqa: E402
-
 from fused_transducer import kernels, triton_backend  # noqa: E402
 from fused_transducer.call import Call  # noqa: E402
 from rnnt_bench.data import batching, shapes  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.runtime import driver  # noqa: E402
 
 #: Multiprocessors, and KiB of shared memory that a block may have, of A100, A10, L4, H100, B200 and RTX PRO 6000.
 GPUS = {80: (108, 163), 86: (72, 99), 89: (58, 99), 90: (132, 227), 100: (148, 227), 120: (188, 99)}
@@ -47,7 +47,7 @@ class Recorded:
     """A kernel whose launches are compiled, by Triton's own launcher, and recorded."""
 
     kernel: Any
-    launches: List[Dict[str, Any]]
+    launches: list[dict[str, Any]]
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
@@ -61,7 +61,7 @@ class Recorded:
         return launch
 
 
-def pretend(architecture: int) -> List[Dict[str, Any]]:
+def pretend(architecture: int) -> list[dict[str, Any]]:
     """Compile for a GPU of `architecture`, which is not here; return the list into which the launches go."""
     of_triton = {
         "get_current_target": lambda: GPUTarget("cuda", architecture, 32),
@@ -71,14 +71,14 @@ def pretend(architecture: int) -> List[Dict[str, Any]]:
     driver.set_active(SimpleNamespace(**of_triton))
     gpu = triton_backend.Gpu(GPUS[architecture][0], divmod(architecture, 10))
     triton_backend._gpu = lambda device: gpu
-    launches: List[Dict[str, Any]] = []
+    launches: list[dict[str, Any]] = []
     for name, kernel in KERNELS.items():
         setattr(kernels, name, Recorded(kernel, launches))
     return launches
 
 
 #: Options of a call that are not those of every step.
-CALLS: Dict[str, Dict[str, Any]] = {
+CALLS: dict[str, dict[str, Any]] = {
     "": {},
     "recipe": {"activation": "gelu", "dropout": 0.2, "seed": torch.tensor(1), "label_smoothing": 0.1},
     "tdt": {"topology": "tdt", "durations": (0, 1, 2, 3, 4), "sigma": 0.05},
@@ -108,7 +108,7 @@ def step(T: int, U: int, V: int, dtype: torch.dtype, useful: float = 1.0, option
     triton_backend.backward(call, losses, arcs, none_kept, gradients)
 
 
-def resources(compiled: Any) -> Dict[str, Any]:
+def resources(compiled: Any) -> dict[str, Any]:
     """Return what a compiled kernel takes: bytes of stack of a thread and of shared memory of a block; the matrix unit
     that its PTX uses ("" for none); its products of 32 bits with the number of cells."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -122,7 +122,7 @@ def resources(compiled: Any) -> Dict[str, Any]:
     return {"stack": int(stack), "shared": compiled.metadata.shared, "unit": (units or [""])[0], "narrow": narrow}
 
 
-def describe(architecture: int, V: int, dtype: torch.dtype, options: str = "") -> Dict[str, Any]:
+def describe(architecture: int, V: int, dtype: torch.dtype, options: str = "") -> dict[str, Any]:
     """Return the launches of a step of a random batch of the shape file, and the resources of each kernel."""
     launches = pretend(architecture)
     batches = batching.fixed_size(shapes.load(ROOT / "shape_info.pt"), UTTERANCES)

@@ -6,14 +6,13 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import List, Optional
 from unittest import mock
 
 import pytest
-from commands import pass_on_no_ignored_signals
-
 from rnnt_bench.core.implementations import OTHER_TORCH, Implementation, environments
 from rnnt_bench.system import machine
+
+from commands import pass_on_no_ignored_signals
 
 # torch.compile without processes that import torch to compile Triton's kernels, and without a program for each set of
 # vector instructions that says whether it runs: the processor tells.
@@ -37,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help=text)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.markexpr == "environment_contract":
         chosen = [item for item in items if is_of(item, Path(sys.prefix).name)]
         config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
@@ -47,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
             item.add_marker(pytest.mark.skip(reason="with --thorough"))
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """`-m environment_contract` imports only the files with such tests: others need what those environments lack."""
     if config.option.markexpr != "environment_contract" or collection_path.suffix != ".py":
         return None

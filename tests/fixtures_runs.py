@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Sequence
-
-from commands import run
+from typing import Any
 
 from rnnt_bench.records import schema, store
+
+from commands import run
 
 REAL = Path(__file__).parent / "data" / "traces"
 REAL_FILES = sorted(REAL.glob("*/*.gz"))
 MIB = 2**20
 
-Event = Dict[str, Any]
+Event = dict[str, Any]
 PLACE = {"pid": 1, "tid": 1}
 
 
@@ -29,7 +30,7 @@ def allocation(ts: float, total: int, change: int = 0, device_type: int = 0, dev
     return {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", **PLACE, "ts": ts, "args": args}
 
 
-def steps(durations: Sequence[float], first: int = 1, operators: int = 6) -> List[Event]:
+def steps(durations: Sequence[float], first: int = 1, operators: int = 6) -> list[Event]:
     """ProfilerStep spans one after the other, each with operators in it."""
     events, now = [], 1000.0
     for number, duration in enumerate(durations, start=first):
@@ -67,7 +68,7 @@ def write(path: Path, text: str) -> Path:
 
 FORMATS = ("table", "markdown", "csv", "json")
 COMMAND = Path(__file__).parents[1] / "summarize.py"
-SETTINGS: Dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     **{"shape_file": "shape_info.pt", "device": "cpu", "dtype": "float32", "batch_size": 30, "max_frames": 10000},
     **{"sort_utterance": False, "batches": "first", "num_batches": 2, "vocab_size": 500, "encoder_dim": 512},
     **{"preset": "cpu", "schedule": {"wait": 0, "warmup": 1, "active": 2, "repeat": 2}, "rounds": 2, "threads": None},
@@ -75,7 +76,7 @@ SETTINGS: Dict[str, Any] = {
     **{"denormals": "flush", "allocator": "system", "prune_range": 5},
 }
 
-Record = Dict[str, Any]
+Record = dict[str, Any]
 
 
 def header(
@@ -132,7 +133,7 @@ def sample(
     }
 
 
-def timing(job: str, step_ms: Sequence[float], loss_ms: Sequence[float], **fields: Any) -> List[Record]:
+def timing(job: str, step_ms: Sequence[float], loss_ms: Sequence[float], **fields: Any) -> list[Record]:
     """One warm-up sample, which must not count, then the samples, on the batches in turn."""
     lines = [environment(job), sample(job, "step", 4, 99999, warmup=True)]
     for scope, values in (("step", step_ms), ("loss", loss_ms)):
@@ -140,13 +141,13 @@ def timing(job: str, step_ms: Sequence[float], loss_ms: Sequence[float], **field
     return [*lines, status(job)]
 
 
-def correctness(**fields: Any) -> List[Record]:
+def correctness(**fields: Any) -> list[Record]:
     judged = {"loss_error": 1e-7, "grad_error": 2e-6, "tolerance": 1e-4, "ok": True, "approximation_gap": None}
     line = {"record": "correctness", "job": "correctness", **judged, "note": "", **fields}
     return [environment("correctness"), line, status("correctness")]
 
 
-def memory(*peaks: float) -> List[Record]:
+def memory(*peaks: float) -> list[Record]:
     unknown = {"device_allocated_bytes": None, "device_reserved_bytes": None}
     line = {"record": "memory", "job": "memory", "scope": "step", **unknown}
     known = [dict.fromkeys(("torch_allocated_bytes", "process_bytes"), int(peak * MIB)) for peak in peaks]
@@ -154,12 +155,12 @@ def memory(*peaks: float) -> List[Record]:
     return [environment("memory"), *lines, status("memory")]
 
 
-def trace(files: Sequence[str]) -> List[Record]:
+def trace(files: Sequence[str]) -> list[Record]:
     line = {"record": "trace", "job": "trace", "steps": 6, "schedule": SETTINGS["schedule"], "profiler": {}}
     return [environment("trace"), {**line, "files": list(files)}, status("trace")]
 
 
-def records_of(path: Path) -> List[Record]:
+def records_of(path: Path) -> list[Record]:
     """Return the records of a file, or of that in a folder, as they are written."""
     file = path / schema.FILE_NAME if path.is_dir() else path
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
@@ -180,9 +181,7 @@ def change(folder: Path, kind: str, /, **fields: Any) -> None:
     (folder / schema.FILE_NAME).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
-def write_run(
-    folder: Path, name: str = "torchaudio", jobs: Optional[Sequence[List[Record]]] = None, **head: Any
-) -> Path:
+def write_run(folder: Path, name: str = "torchaudio", jobs: Sequence[list[Record]] | None = None, **head: Any) -> Path:
     """A whole run of two rounds; step samples 10, 20 and 30, 40 ms, loss samples 1, 2 and 3, 4 ms."""
     if jobs is None:
         rounds = [timing("timing-1", [10, 20], [1, 2]), timing("timing-2", [30, 40], [3, 4])]
@@ -199,7 +198,7 @@ def timed(folder, name, step_ms, exact=True, peak=8, **head):
     change(folder / name, "run", **{"run_id": "one run", **head})
 
 
-def three(step_ms: float, peak_mb: float = 8) -> List[List[Record]]:
+def three(step_ms: float, peak_mb: float = 8) -> list[list[Record]]:
     """Jobs with three samples 10% apart and one peak."""
     samples = [0.9 * step_ms, step_ms, 1.1 * step_ms]
     return [correctness(), timing("timing-1", samples, samples), memory(peak_mb)]

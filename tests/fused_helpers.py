@@ -8,14 +8,16 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any
 
 import numpy
 import pytest
 import torch
+
 from commands import ROOT
 
 os.environ.setdefault("FUSED_TRANSDUCER_CACHE", str(ROOT / ".build" / "fused_transducer"))  # compiled once
@@ -87,19 +89,19 @@ def use(backend: str, monkeypatch: pytest.MonkeyPatch) -> str:
 class Problem:
     """The inputs of a loss; tensors: encoder_out (N, T, H), decoder_out (M, U+1, H), weight (V, H), bias (V)."""
 
-    tensors: List[Optional[torch.Tensor]]
+    tensors: list[torch.Tensor | None]
     targets: torch.Tensor
     T_lengths: torch.Tensor
     U_lengths: torch.Tensor
-    options: Dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def utterance_of(self) -> List[int]:
+    def utterance_of(self) -> list[int]:
         """The utterance of each row."""
         return self.options.get("utterance_of", torch.arange(len(self.U_lengths))).tolist()
 
     @property
-    def lengths(self) -> List[Tuple[int, int]]:
+    def lengths(self) -> list[tuple[int, int]]:
         """(T, U) of each row."""
         return list(zip(self.T_lengths[self.utterance_of].tolist(), self.U_lengths.tolist()))
 
@@ -124,10 +126,10 @@ class Problem:
             self.tensors[1][n, U + 1 :] = float("inf")
             self.targets[n, U:] = -100
 
-    def leaves(self, dtype: Optional[torch.dtype] = None) -> List[Optional[torch.Tensor]]:
+    def leaves(self, dtype: torch.dtype | None = None) -> list[torch.Tensor | None]:
         return [None if x is None else x.detach().to(dtype or x.dtype).requires_grad_() for x in self.tensors]
 
-    def loss(self, leaves: List[Optional[torch.Tensor]], **options: Any) -> torch.Tensor:
+    def loss(self, leaves: list[torch.Tensor | None], **options: Any) -> torch.Tensor:
         options = {"reduction": "none", **self.options, **options}
         return transducer_loss(*leaves, self.targets, self.T_lengths, self.U_lengths, **options)
 
@@ -211,7 +213,7 @@ def logits_of(tensors, activation: str = "tanh", mask=None) -> torch.Tensor:
     return torch.nn.functional.linear(joined, weight, bias)
 
 
-def topology_of(options: Dict[str, Any]):
+def topology_of(options: dict[str, Any]):
     """Return the suite's lattice of the options of a call."""
     from rnnt_bench.losses import topologies
 
@@ -301,7 +303,7 @@ def paths_of(arcs, T: int, U: int):
     yield from walk(0, 0, torch.zeros((), dtype=torch.float64), [])
 
 
-def arcs_of(case: Problem, leaves: List[Optional[torch.Tensor]]):
+def arcs_of(case: Problem, leaves: list[torch.Tensor | None]):
     """Yield the arcs of each row's lattice, without what options change in them."""
     from rnnt_bench.losses import topologies
 
@@ -339,7 +341,7 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return difference / max(expected.abs().max().item(), 1e-30) if difference else 0.0
 
 
-def errors(case: Problem, expected=None, **options) -> Dict[str, float]:
+def errors(case: Problem, expected=None, **options) -> dict[str, float]:
     """Return the error of the losses ("loss") and of each gradient, by name."""
     right_losses, right_gradients = expected or right(case)
     losses, gradients = computed(case, **options)

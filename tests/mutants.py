@@ -12,8 +12,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Iterator, NamedTuple, Sequence
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 #: Tests of the readers, those that end most faults first.
@@ -73,11 +74,11 @@ FAULTS = [
     Fault("records/store.py", "return 2 * loaded > ", "return loaded > "),
     Fault("records/store.py", 'if record.status == "ok" or before is None', "if True or before is None"),
     Fault("records/store.py", "if newer > schema.SCHEMA:", "if newer > schema.SCHEMA + 1:"),
-    Fault("records/store.py", "rounds.count(number) - 1 for", "rounds.count(number) for"),
+    Fault("records/store.py", "number: rounds.count(number) - 1", "number: rounds.count(number)"),
     Fault("records/store.py", "stream.truncate(before)", "pass"),
     Fault("records/run.py", "if end is None:", "if True:"),
     Fault("records/run.py", 'self.failed or (end is not None and end.status != "ok")', "self.failed"),
-    Fault("jobs/session.py", 'return "oom", "killed by the kernel', 'return "error", "killed by the kernel'),
+    Fault("jobs/session.py", '"oom",\n            "killed by the kernel', '"error",\n            "killed by the kernel'),
     Fault("jobs/session.py", 'return "oom" if aborted else "error"', 'return "error" if aborted else "error"'),
     Fault("jobs/session.py", "if child.seconds() > timeout:", "if child.seconds() > 10 * timeout:"),
     Fault("jobs/job.py", "if number <= rounds_of(find(name).kind", "if 0 <= rounds_of(find(name).kind"),

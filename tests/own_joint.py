@@ -14,7 +14,6 @@ FACTORS = {"encoder_out": 1.0, "decoder_out": 1.0, "weight": 1.0, "bias": 1.0}
 def joint_loss(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, blank):
     """The summed loss of logits tanh(encoder_out[t] + decoder_out[u]) weight^T + bias."""
     import torch
-
     from rnnt_bench.losses.topologies import transducer_loss
 
     given = zip((encoder_out, decoder_out, weight, bias), FACTORS.values())

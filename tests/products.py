@@ -19,12 +19,11 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Dict, List, Optional
-
-from commands import ROOT, command
 
 from rnnt_bench.core.errors import NotRunnable
 from rnnt_bench.setup import libraries
+
+from commands import ROOT, command
 
 #: Prints the bits of products of several sizes.
 PRODUCTS = """
@@ -38,7 +37,7 @@ print(hashlib.sha256(made).hexdigest())
 TESTS = ["tests/test_contract.py", "tests/test_broken_losses.py"]
 
 
-def environments() -> Dict[str, Optional[Dict[str, str]]]:
+def environments() -> dict[str, dict[str, str] | None]:
     """Return the environment variables of each library by its name; None where it cannot be had."""
     openblas, intel = ctypes.util.find_library("openblas"), None
     with suppress(NotRunnable):
@@ -51,13 +50,13 @@ def environments() -> Dict[str, Optional[Dict[str, str]]]:
     }
 
 
-def bits(variables: Dict[str, str]) -> str:
+def bits(variables: dict[str, str]) -> str:
     """Return a hash of products that are made with these environment variables."""
     line = [sys.executable, "-c", PRODUCTS]
     return subprocess.run(line, env={**os.environ, **variables}, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def failures(variables: Dict[str, str], folder: Path, processes: int) -> List[str]:
+def failures(variables: dict[str, str], folder: Path, processes: int) -> list[str]:
     """Run the tests, and the quick benchmark as far as it judges losses; return which of both failed."""
     tests = [sys.executable, "-m", "pytest", "-q", "-n", str(processes), "--dist", "worksteal", *TESTS]
     flags = ["--preset", "quick", "--passes", "correctness,timing", "--quiet", "--log-dir", folder]
@@ -66,7 +65,7 @@ def failures(variables: Dict[str, str], folder: Path, processes: int) -> List[st
     return [name for name, line in steps.items() if subprocess.run(line, cwd=ROOT, env=around).returncode != 0]
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="make products", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -6,9 +6,8 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from torch.utils.checkpoint import checkpoint
-
 from rnnt_bench.losses.topologies import transducer_loss
+from torch.utils.checkpoint import checkpoint
 
 
 def reference(logits, targets, T_lengths, U_lengths):

@@ -7,6 +7,16 @@ import re
 import shutil
 
 import pytest
+from rnnt_bench import api
+from rnnt_bench.analysis import logs, metrics, ratios, standing, verdict
+from rnnt_bench.analysis.groups import collect, groups
+from rnnt_bench.analysis.row import Row
+from rnnt_bench.analysis.times import Times
+from rnnt_bench.core import statistics
+from rnnt_bench.present.parts import words as in_words
+from rnnt_bench.records.schema import Environment, Header
+from rnnt_bench.show import cards, tables
+
 from commands import ROOT, has_words, run
 from fixtures_runs import (
     change,
@@ -21,16 +31,6 @@ from fixtures_runs import (
     write_records,
     write_run,
 )
-
-from rnnt_bench import api
-from rnnt_bench.analysis import logs, metrics, ratios, standing, verdict
-from rnnt_bench.analysis.groups import collect, groups
-from rnnt_bench.analysis.row import Row
-from rnnt_bench.analysis.times import Times
-from rnnt_bench.core import statistics
-from rnnt_bench.present.parts import words as in_words
-from rnnt_bench.records.schema import Environment, Header
-from rnnt_bench.show import cards, tables
 
 
 def screen(log):

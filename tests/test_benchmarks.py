@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+
 from commands import ROOT, assert_user_error, run
 
 sys.path.append(str(ROOT / "docs"))

@@ -12,10 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from commands import ROOT
-from fixtures_runs import MIB, correctness, memory, status, timing, write_run
-from test_contract import adapter_of, context_of
-
 from rnnt_bench.analysis import doubts, logs
 from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.implementations import find
@@ -26,6 +22,10 @@ from rnnt_bench.losses import layouts
 from rnnt_bench.losses.passes import memory as memory_pass
 from rnnt_bench.losses.passes import timing as timing_pass
 from rnnt_bench.records.schema import Stop
+
+from commands import ROOT
+from fixtures_runs import MIB, correctness, memory, status, timing, write_run
+from test_contract import adapter_of, context_of
 
 CPU = torch.device("cpu")
 SHAPES = [(20, 5), (16, 3)]

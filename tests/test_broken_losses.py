@@ -9,13 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import right_losses
 import torch
-from commands import ROOT, rows_of, run
-from fixtures_runs import correctness as correctness_of_run
-from fixtures_runs import write_run
-from test_contract import TRAINED, adapter_of, context_of
-
 from rnnt_bench.analysis import logs, measured
 from rnnt_bench.core import implementations, settings
 from rnnt_bench.core.errors import WrongResult
@@ -27,6 +21,12 @@ from rnnt_bench.losses import words as sentences
 from rnnt_bench.losses.passes import after_timing, correctness, timing
 from rnnt_bench.records.schema import Stop
 from rnnt_bench.tools.largest import measure
+
+import right_losses
+from commands import ROOT, rows_of, run
+from fixtures_runs import correctness as correctness_of_run
+from fixtures_runs import write_run
+from test_contract import TRAINED, adapter_of, context_of
 
 CPU = torch.device("cpu")
 #: (T, U), two utterances a batch.

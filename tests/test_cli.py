@@ -10,13 +10,8 @@ import sys
 from dataclasses import fields, make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Optional
 
 import pytest
-from canned import parsed
-from commands import ROOT, assert_user_error, run
-from fixtures_runs import write_run
-
 from rnnt_bench.cli import listing
 from rnnt_bench.cli.parser import add_flags, read_settings, with_limits
 from rnnt_bench.core import flag_types, settings
@@ -26,6 +21,10 @@ from rnnt_bench.core.implementations import IMPLEMENTATIONS
 from rnnt_bench.core.settings import declare, declared
 from rnnt_bench.data import shapes
 from rnnt_bench.setup import interpreters
+
+from canned import parsed
+from commands import ROOT, assert_user_error, run
+from fixtures_runs import write_run
 
 pytest.importorskip("torch")
 SCRIPTS = [implementation.file for implementation in IMPLEMENTATIONS]
@@ -127,7 +126,7 @@ GRAIN = declare(3, "grains of each batch", settings.BATCHES, type=flag_types.who
 
 
 def test_one_field_makes_a_setting(monkeypatch):
-    extended = make_dataclass("More", [("grain", Optional[int], GRAIN)], bases=(settings.Settings,), frozen=True)
+    extended = make_dataclass("More", [("grain", int | None, GRAIN)], bases=(settings.Settings,), frozen=True)
     known = declared(fields(extended))["grain"]
     monkeypatch.setattr(settings, "Settings", extended)
     monkeypatch.setitem(settings.SETTINGS, "grain", known)

@@ -12,6 +12,12 @@ from pathlib import Path
 from statistics import fmean, median
 
 import pytest
+from msgspec.structs import replace
+from rnnt_bench.analysis import comparison, measured
+from rnnt_bench.analysis.row import Row
+from rnnt_bench.core import statistics
+from rnnt_bench.records import schema, store
+
 from browsers import unpacked
 from commands import assert_user_error, has_words, run
 from fixtures_runs import (
@@ -26,12 +32,6 @@ from fixtures_runs import (
     write_records,
     write_run,
 )
-from msgspec.structs import replace
-
-from rnnt_bench.analysis import comparison, measured
-from rnnt_bench.analysis.row import Row
-from rnnt_bench.core import statistics
-from rnnt_bench.records import schema, store
 
 DATA = Path(__file__).parent / "data" / "compare"
 NAMES = ("torchaudio", "optimized_transducer")

@@ -10,9 +10,6 @@ import re
 
 import pytest
 import torch
-from commands import ROOT, run
-from fixtures_model_runs import made, write_check
-
 from losses.benchmark_reference import Reference
 from rnnt_bench.conformance import show
 from rnnt_bench.conformance.judge import judge
@@ -21,6 +18,9 @@ from rnnt_bench.core import implementations, settings
 from rnnt_bench.core.implementations import KINDS, with_variants
 from rnnt_bench.core.questions import BY_NAME, TABLE
 from rnnt_bench.losses import oracle, topologies
+
+from commands import ROOT, run
+from fixtures_model_runs import made, write_check
 
 CPU = torch.device("cpu")
 

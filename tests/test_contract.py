@@ -12,7 +12,6 @@ from functools import partial
 
 import pytest
 import torch
-
 from rnnt_bench.core import settings
 from rnnt_bench.core.errors import NotRunnable
 from rnnt_bench.core.implementations import BY_UTTERANCE, IMPLEMENTATIONS, find, with_variants

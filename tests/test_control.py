@@ -6,12 +6,12 @@ import importlib
 import json
 
 import pytest
-from commands import ROOT, has_words, run
-from fixtures_runs import change, header, timed
-
 from rnnt_bench.analysis import control, ratios
 from rnnt_bench.analysis.row import Row
 from rnnt_bench.records.schema import Environment, typed
+
+from commands import ROOT, has_words, run
+from fixtures_runs import change, header, timed
 
 INDEX = ("torchaudio", "optimized_transducer", "fast_rnnt", "k2")
 PACKAGES = {"fused": "fused_transducer"}

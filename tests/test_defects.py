@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from rnnt_bench.core.files import CACHE
 from rnnt_bench.setup import extensions, simulated
 from rnnt_bench.setup.environments import ENVIRONMENTS

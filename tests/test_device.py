@@ -12,8 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fixtures_runs import correctness, environment, one_row, sample, status, write_run
-
 from rnnt_bench.core import settings
 from rnnt_bench.core.errors import NotRunnable, UserError
 from rnnt_bench.instruments import clock, device, memory
@@ -23,6 +21,8 @@ from rnnt_bench.records import schema
 from rnnt_bench.setup import interpreters
 from rnnt_bench.system import machine, processes
 from rnnt_bench.tools.largest import measure
+
+from fixtures_runs import correctness, environment, one_row, sample, status, write_run
 
 ROOT = Path(__file__).resolve().parents[1]
 

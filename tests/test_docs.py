@@ -13,12 +13,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from commands import run
-from fixtures_runs import SETTINGS, change, timed
-
 from rnnt_bench.analysis import logs, verdict
 from rnnt_bench.analysis.groups import groups
 from rnnt_bench.command import COMMANDS
+
+from commands import run
+from fixtures_runs import SETTINGS, change, timed
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("log/*.md")])

@@ -12,16 +12,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import ROOT, has_words
-from faults import files
-from faults.__main__ import KINDS, broken_by
-from fixtures_runs import write_run
-
 from rnnt_bench import command
 from rnnt_bench.core.errors import UserError, guarded
 from rnnt_bench.setup import environments
 from rnnt_bench.system import machine, processes
 from rnnt_bench.system.processes import Child, start_servers
+
+from commands import ROOT, has_words
+from faults import files
+from faults.__main__ import KINDS, broken_by
+from fixtures_runs import write_run
 
 
 def raising(error):
@@ -85,7 +85,7 @@ def outcome(*line, **variables):
 def test_an_old_python_is_one_line():
     code = "import sys; sys.version_info = (3, 8); sys.argv = ['summarize.py']; import rnnt_bench"
     done = outcome(sys.executable, "-c", code)
-    assert done.returncode == 2 and "3.9 or newer" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2 and "3.10 or newer" in done.stderr and len(done.stderr.splitlines()) == 1
     for path in [*ROOT.glob("*.py"), ROOT / "common" / "__init__.py"]:  # what it reads before it says so
         ast.parse(path.read_bytes(), feature_version=(3, 8))
 

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
 from losses import nemo_package
 from losses.benchmark_transformers import Transformers
 from rnnt_bench.conformance.judge import simulator

@@ -9,12 +9,11 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.flops import rules
 from rnnt_bench.flops.counter import OUTSIDE, FlopCounter, NotCounted
 from rnnt_bench.flops.rules import Count
+from torch import nn
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore:.*{words}") for words in ("torch.jit", "deprecated", "prototype")]
 

@@ -11,14 +11,14 @@ import wave
 from types import SimpleNamespace
 
 import pytest
-import test_flops  # noqa: F401  (its operators)
-from commands import ROOT, assert_user_error, run
-from fixtures_model_runs import command as in_process
-
 from rnnt_bench.core.text import quantity
 from rnnt_bench.records import schema
 from rnnt_bench.tools.flops import command
 from rnnt_bench.tools.flops import show as flops
+
+import test_flops  # noqa: F401  (its operators)
+from commands import ROOT, assert_user_error, run
+from fixtures_model_runs import command as in_process
 
 MODEL = """
 import torch

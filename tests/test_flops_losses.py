@@ -9,13 +9,13 @@ from functools import partial
 import pytest
 import torch
 from msgspec import structs
-from test_contract import V, adapter_of, setting_of
-
 from rnnt_bench.analysis import times
 from rnnt_bench.core.implementations import find, with_variants
 from rnnt_bench.flops.counter import FlopCounter, NotCounted
 from rnnt_bench.losses.step import prepare
 from rnnt_bench.records.schema import Batch
+
+from test_contract import V, adapter_of, setting_of
 
 SHAPES = [(9, 4), (8, 3)]
 

@@ -16,13 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
+import fused_transducer
 import pytest
 import torch
+from fused_transducer import compiling, native
+
 from commands import ROOT
 from fused_helpers import copying_compiler
-
-import fused_transducer
-from fused_transducer import compiling, native
 
 compiled = pytest.mark.skipif(
     not sys.platform.startswith("linux") or bool(native.unavailable(torch.device("cpu"), torch.float32)),

@@ -10,6 +10,11 @@ from random import Random
 
 import pytest
 import torch
+from fused_transducer import align, compiling, lattices, native, operators, seconds
+from fused_transducer.call import Call
+from fused_transducer.sequence import mwer_loss
+from rnnt_bench.losses import oracle, topologies
+
 from commands import ROOT
 from fused_helpers import (
     ACTIVATIONS,
@@ -33,11 +38,6 @@ from fused_helpers import (
     topology_of,
     use,
 )
-
-from fused_transducer import align, compiling, lattices, native, operators, seconds
-from fused_transducer.call import Call
-from fused_transducer.sequence import mwer_loss
-from rnnt_bench.losses import oracle, topologies
 
 RAGGED = [(9, 4), (6, 5), (8, 1), (1, 3), (5, 0)]  # T < U, T = 1 and U = 0 among them
 ROOMY = [(12, 4), (9, 3), (8, 1), (7, 0)]  # every lattice has a path for each

@@ -10,11 +10,11 @@ import subprocess
 
 import pytest
 import torch
-from commands import ROOT
-from fused_helpers import LATTICES, computed, errors, lattice_problem, problem, solve_random, use
-
 from fused_transducer import compiling, native
 from rnnt_bench.core import files
+
+from commands import ROOT
+from fused_helpers import LATTICES, computed, errors, lattice_problem, problem, solve_random, use
 
 CROSS, QEMU = "aarch64-linux-gnu-g++", "qemu-aarch64"
 pytestmark = [

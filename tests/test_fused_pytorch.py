@@ -7,6 +7,10 @@ from functools import partial
 import numpy
 import pytest
 import torch
+from fused_transducer import TDTLoss, TransducerLoss, align, call, layers, native, transducer_loss
+from fused_transducer.call import TENSORS, packed
+from torch.utils.checkpoint import checkpoint
+
 from fused_helpers import (
     ACTIVATIONS,
     NAMES,
@@ -20,10 +24,6 @@ from fused_helpers import (
     right,
     use,
 )
-from torch.utils.checkpoint import checkpoint
-
-from fused_transducer import TDTLoss, TransducerLoss, align, call, layers, native, transducer_loss
-from fused_transducer.call import TENSORS, packed
 
 RAGGED = [(9, 4), (6, 5), (8, 1)]
 LARGE = [(60, 30), (60, 30)]

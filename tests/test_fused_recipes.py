@@ -19,16 +19,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from commands import ROOT
-from torch import nn
-
 from rnnt_bench.losses import oracle, topologies
 from rnnt_bench.setup import extensions
+from torch import nn
+
+from commands import ROOT
 
 pytest.importorskip("torch", minversion="2.4")  # k2's environment has an older one
-from fused_helpers import error, mask_of, paths_of, problem  # noqa: E402
-
 from fused_transducer import TransducerLoss, recipes  # noqa: E402
+
+from fused_helpers import error, mask_of, paths_of, problem  # noqa: E402
 
 PAGE = (ROOT / "docs" / "switching.md").read_text()
 LENGTHS = [(9, 4), (6, 4), (8, 1), (1, 2), (5, 0)]

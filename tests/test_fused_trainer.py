@@ -11,9 +11,9 @@ import torch
 transformers = pytest.importorskip("transformers", minversion="5.23")
 pytest.importorskip("accelerate")  # of Trainer
 
-from fused_helpers import error  # noqa: E402
-
 from fused_transducer import align, recipes  # noqa: E402
+
+from fused_helpers import error  # noqa: E402
 
 BLANK, PAD = 20, 2
 ENCODER = {

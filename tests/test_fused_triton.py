@@ -9,9 +9,14 @@ import sys
 import warnings
 from contextlib import contextmanager
 
+import fused_transducer
 import numpy
 import pytest
 import torch
+from fused_transducer import align, call, transducer_loss, window_of
+from fused_transducer.call import Call, any_outside, backend_of
+from fused_transducer.lattices import SMOOTHABLE
+
 from commands import ROOT
 from fused_helpers import (
     LATTICES,
@@ -26,11 +31,6 @@ from fused_helpers import (
     problem,
     right,
 )
-
-import fused_transducer
-from fused_transducer import align, call, transducer_loss, window_of
-from fused_transducer.call import Call, any_outside, backend_of
-from fused_transducer.lattices import SMOOTHABLE
 
 pytest.importorskip("triton", reason="Triton is not installed: it comes with torch for CUDA")
 triton_backend = pytest.importorskip("fused_transducer.triton_backend")

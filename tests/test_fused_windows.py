@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from fused_helpers import LATTICES, NAMES, Problem, computed, error, lattice_problem, logits_of, problem, use
-from test_oracle import PARAMETERS, summed_over_paths
-
 from fused_transducer import TransducerLoss, native, transducer_loss, window_of
 from fused_transducer.call import Call
 from rnnt_bench.core.implementations import find, load
 from rnnt_bench.core.settings import Settings
 from rnnt_bench.setup import interpreters
+
+from fused_helpers import LATTICES, NAMES, Problem, computed, error, lattice_problem, logits_of, problem, use
+from test_oracle import PARAMETERS, summed_over_paths
 
 BACKENDS = pytest.mark.parametrize("backend", ["native", "torch"])
 #: (T, U), and windows of its labels: around a path, of a single frame, in any order, over all frames, without a path.

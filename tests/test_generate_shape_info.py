@@ -10,12 +10,12 @@ import shutil
 import sys
 
 import pytest
-from commands import ROOT, SHARED
-from commands import run as run_script
-
 import rnnt_bench.cli.shapes
 import rnnt_bench.command
 from rnnt_bench.data import batching, generation, shapes
+
+from commands import ROOT, SHARED
+from commands import run as run_script
 
 torch = pytest.importorskip("torch")
 DATA = SHARED / "librispeech"

@@ -10,15 +10,15 @@ import runpy
 
 import pytest
 import torch
-from commands import ROOT, SHARED, assert_user_error, run
-from fixtures_model_runs import InProcess, cell, command, write_inference
-
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.records.schema import as_written
 from rnnt_bench.tools.inference import command as cli
 from rnnt_bench.tools.inference import outputs as outputs_of_a_model
 from rnnt_bench.tools.inference import recognisers, rows
 from rnnt_bench.tools.kept import Job, answers, read, slice_of
+
+from commands import ROOT, SHARED, assert_user_error, run
+from fixtures_model_runs import InProcess, cell, command, write_inference
 
 REAL = SHARED / "librispeech" / "1089-134686-0001.flac"
 SHIPPED = ROOT / "examples" / "recognisers.py"

@@ -8,14 +8,14 @@ import runpy
 import numpy as np
 import pytest
 import torch
-from commands import ROOT
-from fixtures_runs import write_sweep
-
 from rnnt_bench.core import settings
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.data import shapes
 from rnnt_bench.losses import inputs, oracle
 from rnnt_bench.losses.inputs import Joiner
+
+from commands import ROOT
+from fixtures_runs import write_sweep
 
 pytestmark = pytest.mark.environment_contract
 

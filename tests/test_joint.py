@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import own_joint
 import pytest
 import torch
-from commands import ROOT, rows_of, run
-from fixtures_runs import records_of
-from test_broken_losses import judged
-from test_contract import context_of
-
 from rnnt_bench.core import implementations, settings
 from rnnt_bench.core.errors import NotRunnable, WrongResult
 from rnnt_bench.losses import layouts, step, subject
 from rnnt_bench.losses.passes import correctness, timing
+
+import own_joint
+from commands import ROOT, rows_of, run
+from fixtures_runs import records_of
+from test_broken_losses import judged
+from test_contract import context_of
 
 SCRIPT = ROOT / "tests" / "own_joint.py"
 QUICK = ["--in-place", "--preset", "quick", "--limits", "false", "--quiet", "--rounds", "1", "--max-seconds", "0.05"]

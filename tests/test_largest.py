@@ -10,11 +10,6 @@ import subprocess
 import sys
 
 import pytest
-from canned import Canned
-from commands import ROOT, run, start, wait_for_worker
-from fixtures_model_runs import write_tool
-from fixtures_runs import MIB, correctness, summarize, write_run
-
 from rnnt_bench.analysis import logs
 from rnnt_bench.core.errors import UserError, guarded
 from rnnt_bench.core.flag_types import bytes_of
@@ -23,6 +18,11 @@ from rnnt_bench.system import memory
 from rnnt_bench.tools.kept import read
 from rnnt_bench.tools.largest import command, losses
 from rnnt_bench.tools.largest.search import TOLERANCE, Search, Try, bounds, next_size
+
+from canned import Canned
+from commands import ROOT, run, start, wait_for_worker
+from fixtures_model_runs import write_tool
+from fixtures_runs import MIB, correctness, summarize, write_run
 
 SEARCH = ["--memory-limit", "1GiB"]
 

@@ -12,16 +12,16 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import pytest
 import yaml
-from canned import Canned, stop
-from commands import ROOT
-from test_generate_shape_info import SECONDS_AND_TEXT, jsonl, simple_cuts
-from test_largest import called
-
 from rnnt_bench.data import generation, shapes
 from rnnt_bench.system import memory
 from rnnt_bench.tools.kept import read
 from rnnt_bench.tools.largest import buckets, losses
 from rnnt_bench.tools.largest.command import TRAINED, VARIABLES
+
+from canned import Canned, stop
+from commands import ROOT
+from test_generate_shape_info import SECONDS_AND_TEXT, jsonl, simple_cuts
+from test_largest import called
 
 MODEL = """
 import torch
@@ -136,7 +136,6 @@ def test_a_model_is_tried_for_real(tmp_path):
 
 def test_a_loss_that_the_model_cannot_take_is_refused(tmp_path):
     import torch
-
     from rnnt_bench.core.errors import UserError
     from rnnt_bench.tools.largest.model import Training
 
@@ -333,7 +332,6 @@ CONFORMER = {
 def trained(name, given, monkeypatch):
     """Return the model of a job, with its optimizer."""
     import torch
-
     from rnnt_bench.tools.largest import model
 
     if "arakeet" in name or name.startswith("transformers"):

@@ -11,11 +11,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import canned
 import pytest
-from commands import ROOT, has_words, run
-from fixtures_runs import correctness, memory, read_rows, status, summarize, timing, write_run
-
 from rnnt_bench.analysis import verdict
 from rnnt_bench.analysis.row import Row
 from rnnt_bench.analysis.standing import BESIDE_LOAD, rank_times
@@ -23,6 +19,10 @@ from rnnt_bench.analysis.times import Times
 from rnnt_bench.core.settings import REUSE_VARIABLES, waits
 from rnnt_bench.instruments import sampling
 from rnnt_bench.system import machine
+
+import canned
+from commands import ROOT, has_words, run
+from fixtures_runs import correctness, memory, read_rows, status, summarize, timing, write_run
 
 MS = 1_000_000
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import assert_user_error, run
-from fixtures_runs import change, records_of, summarize, timed, write_records
-
 from rnnt_bench.analysis import groups, logs, machines
 from rnnt_bench.records.schema import Machine
 from rnnt_bench.system import machine
 from rnnt_bench.tools import submit
+
+from commands import assert_user_error, run
+from fixtures_runs import change, records_of, summarize, timed, write_records
 
 ZEN5 = {
     **{"cpu": "EPYC", "cores": 2, "family": 26, "model": 2, "stepping": 1},

@@ -7,10 +7,6 @@ import os
 import shutil
 
 import pytest
-from canned import Canned, measured
-from commands import run
-from fixtures_model_runs import InProcess, command, write_profile
-
 from rnnt_bench.analysis.logs import read_any
 from rnnt_bench.conformance import command as check
 from rnnt_bench.show import page
@@ -18,6 +14,10 @@ from rnnt_bench.tools.flops import command as flops
 from rnnt_bench.tools.inference import command as inference
 from rnnt_bench.tools.pipelines import command as pipelines
 from rnnt_bench.tools.profile import command as profile
+
+from canned import Canned, measured
+from commands import run
+from fixtures_model_runs import InProcess, command, write_profile
 
 LINEAR = ("torch.nn:Linear", "--arg", "in_features=3", "--arg", "out_features=5", "--input-shape", "2x3")
 

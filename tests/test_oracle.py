@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-
 from rnnt_bench.core.implementations import LATTICES
 from rnnt_bench.losses import oracle
 from rnnt_bench.losses.topologies import TOPOLOGIES, arc_losses, transducer_loss

@@ -10,10 +10,6 @@ import subprocess
 import sys
 
 import pytest
-from commands import ROOT, assert_user_error, rows_of, run
-from fixtures_runs import change, records_of, timed, trace, write_records
-from test_machines import ZEN5
-
 import rnnt_bench
 from rnnt_bench import api
 from rnnt_bench.analysis import doubts
@@ -21,6 +17,10 @@ from rnnt_bench.command import COMMANDS
 from rnnt_bench.core import called
 from rnnt_bench.pytest_plugin import not_slower  # noqa: F401
 from rnnt_bench.tools import submit
+
+from commands import ROOT, assert_user_error, rows_of, run
+from fixtures_runs import change, records_of, timed, trace, write_records
+from test_machines import ZEN5
 
 pytest.importorskip("setuptools")
 

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from commands import rows_of, run
-from fixtures_runs import MIB, records_of
-
 from rnnt_bench.core import settings
 from rnnt_bench.core.errors import NotRunnable
 from rnnt_bench.instruments import memory, profiler
 from rnnt_bench.losses import subject
 from rnnt_bench.losses.passes import timing
+
+from commands import rows_of, run
+from fixtures_runs import MIB, records_of
 
 ROUNDS = 3
 

@@ -10,15 +10,15 @@ import wave
 import numpy as np
 import pytest
 import torch
-from commands import ROOT, run
-from fixtures_model_runs import InProcess, command, costs, write_pipeline
-
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.setup import environments
 from rnnt_bench.tools.inference import recognisers
 from rnnt_bench.tools.kept import answers, read
 from rnnt_bench.tools.pipelines import command as cli
 from rnnt_bench.tools.pipelines import datasets, rows
+
+from commands import ROOT, run
+from fixtures_model_runs import InProcess, command, costs, write_pipeline
 
 STAGES = """
 import time

@@ -8,16 +8,16 @@ import runpy
 
 import pytest
 import torch
-from commands import ROOT, run
-from fixtures_model_runs import command, write_profile
-from torch import nn
-
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.tools.kept import read
 from rnnt_bench.tools.profile import command as cli
 from rnnt_bench.tools.profile import labels as labelling
 from rnnt_bench.tools.profile import rows
 from rnnt_bench.tools.sizes import Sizes
+from torch import nn
+
+from commands import ROOT, run
+from fixtures_model_runs import command, write_profile
 
 icefall = runpy.run_path(str(ROOT / "examples" / "icefall.py"))
 SMALL = dict(encoder_dim=16, decoder_dim=12, joiner_dim=14, heads=2, feed_forward=24, kernel=5, layers=2, vocab_size=11)

@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from commands import ROOT, assert_user_error, command, piped, rows_of, run, wait_for
-from fixtures_runs import write_run
-
 from rnnt_bench.cli import cluster
 from rnnt_bench.setup import environments
+
+from commands import ROOT, assert_user_error, command, piped, rows_of, run, wait_for
+from fixtures_runs import write_run
 
 PYTHON = os.environ.get(cluster.PYTHON) or environments.interpreter("ray")
 needs_ray = pytest.mark.skipif(not PYTHON, reason="no Ray: make setup ENVIRONMENTS=ray, or RAY_PYTHON=its Python")

@@ -9,15 +9,15 @@ import re
 import runpy
 
 import pytest
-from commands import ROOT, run, within
-from fixtures_model_runs import costs, write_pipeline
-from fixtures_runs import change, header, memory, read_rows, records_of, timed, timing, write_records, write_run
-
 from rnnt_bench.core import files, settings
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.records import schema, store
 from rnnt_bench.records.run import again, earlier, open_runs
 from rnnt_bench.traces import reader
+
+from commands import ROOT, run, within
+from fixtures_model_runs import costs, write_pipeline
+from fixtures_runs import change, header, memory, read_rows, records_of, timed, timing, write_records, write_run
 
 RUN = {"record": "run", "schema": schema.SCHEMA, "name": "x"}
 ENDED = {"record": "status", "job": "trace", "status": "ok"}

@@ -12,6 +12,13 @@ from html import unescape
 from urllib.parse import unquote
 
 import pytest
+from rnnt_bench.analysis import logs
+from rnnt_bench.conformance.outcomes import CRASHES, DIFFERS, PASS, Outcome
+from rnnt_bench.present import parts, style
+from rnnt_bench.setup import interpreters
+from rnnt_bench.show import cards as cards_of
+from rnnt_bench.show import page, plots
+
 from browsers import AXE, Browser, needs_browser, unpacked
 from commands import assert_user_error, has_words, run
 from fixtures_model_runs import write_check
@@ -36,13 +43,6 @@ from fixtures_runs import (
     write_run,
     write_sweep,
 )
-
-from rnnt_bench.analysis import logs
-from rnnt_bench.conformance.outcomes import CRASHES, DIFFERS, PASS, Outcome
-from rnnt_bench.present import parts, style
-from rnnt_bench.setup import interpreters
-from rnnt_bench.show import cards as cards_of
-from rnnt_bench.show import page, plots
 
 LIBRARY = "/* plotly */"
 

@@ -6,10 +6,6 @@ import importlib
 from types import SimpleNamespace
 
 import pytest
-from canned import LIMITS, QUICK, Canned, measured, parsed, statuses, stop
-from commands import ROOT, rows_of
-from fixtures_runs import one_row, records_of, status, timing, write_run
-
 from rnnt_bench.analysis.measured import _of_jobs
 from rnnt_bench.cli.benchmark import benchmark, default_rows
 from rnnt_bench.cli.parser import standard
@@ -20,6 +16,10 @@ from rnnt_bench.jobs.job import Like
 from rnnt_bench.jobs.session import Executor, Progress
 from rnnt_bench.records import schema
 from rnnt_bench.setup import interpreters
+
+from canned import LIMITS, QUICK, Canned, measured, parsed, statuses, stop
+from commands import ROOT, rows_of
+from fixtures_runs import one_row, records_of, status, timing, write_run
 
 
 def test_correctness_comes_first_then_rounds_in_drawn_order_then_the_other_passes(tmp_path, capsys):

@@ -11,11 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from canned import Canned, measured, parsed
-from commands import ROOT, assert_user_error, rows_of
-from commands import run as run_command
-from fixtures_runs import records_of
-
 from rnnt_bench.analysis import logs, times
 from rnnt_bench.cli.benchmark import benchmark, exit_code
 from rnnt_bench.cli.parser import standard
@@ -27,6 +22,11 @@ from rnnt_bench.jobs.session import Executor
 from rnnt_bench.records import run, schema
 from rnnt_bench.setup import environments, interpreters
 from rnnt_bench.system import machine
+
+from canned import Canned, measured, parsed
+from commands import ROOT, assert_user_error, rows_of
+from commands import run as run_command
+from fixtures_runs import records_of
 
 NAMES = [implementation.name for implementation in IMPLEMENTATIONS]
 K2 = environments.interpreter("k2")

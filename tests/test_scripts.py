@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ROOT, assert_user_error, rows_of, run
-from fixtures_runs import change, records_of, write_records
-
 from rnnt_bench.cli import parser
 from rnnt_bench.core import implementations, snippets
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.implementations import BY_NAME, with_variants
 from rnnt_bench.setup import environments
+
+from commands import ROOT, assert_user_error, rows_of, run
+from fixtures_runs import change, records_of, write_records
 
 QUICK = ["--in-place", "--preset", "quick", "--limits", "false"]
 RESULT = "return losses"

@@ -19,11 +19,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from commands import ROOT, start, wait_for
-
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.setup import environments, extensions
 from rnnt_bench.setup.extensions import SOURCE_PACKAGES
+
+from commands import ROOT, start, wait_for
 
 torch = pytest.importorskip("torch")
 

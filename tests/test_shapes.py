@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import ROOT, has_words
-
 from rnnt_bench.core import settings
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.data import batching, shapes
+
+from commands import ROOT, has_words
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.environment_contract

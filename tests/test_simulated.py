@@ -7,7 +7,6 @@ import shutil
 import subprocess
 
 import pytest
-
 from rnnt_bench.setup import extensions, simulated
 
 KERNELS = """

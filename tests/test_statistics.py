@@ -8,9 +8,20 @@ import math
 import random
 from dataclasses import astuple, replace
 
-import mutants
 import pytest
 import torch
+from rnnt_bench.analysis import doubts, logs, ratios, times
+from rnnt_bench.analysis.row import Row
+from rnnt_bench.analysis.standing import Standing
+from rnnt_bench.core import settings, statistics
+from rnnt_bench.instruments import rates
+from rnnt_bench.losses import oracle
+from rnnt_bench.losses.passes import timing
+from rnnt_bench.records import schema
+from rnnt_bench.setup import libraries
+from rnnt_bench.system import machine, memory
+
+import mutants
 from commands import ROOT
 from fixtures_runs import (
     change,
@@ -24,17 +35,6 @@ from fixtures_runs import (
     write_records,
     write_run,
 )
-
-from rnnt_bench.analysis import doubts, logs, ratios, times
-from rnnt_bench.analysis.row import Row
-from rnnt_bench.analysis.standing import Standing
-from rnnt_bench.core import settings, statistics
-from rnnt_bench.instruments import rates
-from rnnt_bench.losses import oracle
-from rnnt_bench.losses.passes import timing
-from rnnt_bench.records import schema
-from rnnt_bench.setup import libraries
-from rnnt_bench.system import machine, memory
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from rnnt_bench import api
+from rnnt_bench.analysis import logs, metrics
+from rnnt_bench.conformance.outcomes import Outcome
+from rnnt_bench.core import settings
+from rnnt_bench.records import schema
+from rnnt_bench.show import plots, tables
+
 from commands import has_words
 from fixtures_model_runs import costs, write_check, write_inference, write_pipeline, write_profile, write_tool
 from fixtures_runs import (
@@ -40,13 +47,6 @@ from fixtures_runs import (
     write_run,
     write_sweep,
 )
-
-from rnnt_bench import api
-from rnnt_bench.analysis import logs, metrics
-from rnnt_bench.conformance.outcomes import Outcome
-from rnnt_bench.core import settings
-from rnnt_bench.records import schema
-from rnnt_bench.show import plots, tables
 
 # Which runs.
 

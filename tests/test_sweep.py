@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from rnnt_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
+from rnnt_bench.setup import interpreters
+
 from canned import Canned, measured, parsed, statuses, stop
 from commands import has_words, run
 from fixtures_runs import records_of
-
-from rnnt_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
-from rnnt_bench.setup import interpreters
 
 GRID = ["--sweep", "vocab-size=16,64", "--sweep", "dtype=float32,bfloat16"]
 THREE = ["--sweep", "vocab-size=16,32,48"]

@@ -12,15 +12,15 @@ import subprocess
 import zlib
 
 import pytest
-from commands import command
-from fixtures_runs import MIB, REAL, REAL_FILES, allocation, kineto, span, steps, write
-
 from rnnt_bench.analysis.logs import rows
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.traces import reader as trace_events
 from rnnt_bench.traces import windows as traced
 from rnnt_bench.traces.reader import CPU, CUDA, TraceError, read
 from rnnt_bench.traces.windows import profiled, read_windows
+
+from commands import command
+from fixtures_runs import MIB, REAL, REAL_FILES, allocation, kineto, span, steps, write
 
 SMALLEST = min(REAL_FILES, key=lambda path: path.stat().st_size)
 

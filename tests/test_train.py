@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+
 from commands import ROOT, run
 
 sys.path[1:1] = [str(ROOT / "examples")]

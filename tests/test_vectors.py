@@ -11,13 +11,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from commands import ROOT
-from test_broken_losses import SMALL, Broken, OfFive
-
 from fused_transducer.sequence import mwer_loss
 from rnnt_bench.core.implementations import LATTICES, imported
 from rnnt_bench.losses import topologies
 from rnnt_bench.losses.topologies import TOPOLOGIES
+
+from commands import ROOT
+from test_broken_losses import SMALL, Broken, OfFive
 
 FOLDER = ROOT / "data" / "vectors"
 

@@ -18,14 +18,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from commands import ROOT, wait_for
-from fixtures_runs import MIB, REAL, allocation, kineto, span, steps, trace, traced_run, write, write_run
-
 from rnnt_bench.analysis import logs
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.text import plain
 from rnnt_bench.setup import environments
 from rnnt_bench.show import trace_viewer
+
+from commands import ROOT, wait_for
+from fixtures_runs import MIB, REAL, allocation, kineto, span, steps, trace, traced_run, write, write_run
 
 VIEWER = environments.interpreter("viewer")
 needs_viewer = pytest.mark.skipif(not (VIEWER and shutil.which("make")), reason="no viewer environment or no make here")

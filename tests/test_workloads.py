@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from commands import assert_user_error, run
-from fixtures_runs import write_run
-
 from rnnt_bench.analysis import comparison, logs
 from rnnt_bench.analysis.groups import differences, groups, heading
 from rnnt_bench.core import flag_types, settings
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.data import batching, shapes
+
+from commands import assert_user_error, run
+from fixtures_runs import write_run
 
 ROWS = np.array([[352, 60], [1, 0], [10, 1], [33, 3], [7, 5]], dtype=np.int32)
 

@@ -1,14 +1,16 @@
-"""Say every doubt about a number: of a row, of the ratio of two rows, of the two sides of a comparison.
+"""Say every doubt about a number: of a row, of the ratio of two rows, of the two sides of a
+comparison.
 
-A doubt changes no number.  Tables mark the number, notes say the words, and no verdict rests on a number whose doubt
-withholds it.
+A doubt changes no number.  Tables mark the number, notes say the words, and no verdict rests on a
+number whose doubt withholds it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import Iterator, List, NamedTuple, Sequence, Set
+from typing import NamedTuple
 
 from rnnt_bench.analysis.ratios import FEWEST_CONTROLS, Evidence
 from rnnt_bench.analysis.row import Row
@@ -32,7 +34,8 @@ class Doubt(NamedTuple):
     """Hold why a number may be off.
 
     Attributes:
-        kind: word by which tables choose a mark and a verdict its form, such as "beside load" or "coarse"
+        kind: word by which tables choose a mark and a verdict its form, such as "beside load" or
+          "coarse"
         words: a sentence, without its full stop
         withholds: whether no verdict may rest on the number
     """
@@ -42,12 +45,13 @@ class Doubt(NamedTuple):
     withholds: bool = False
 
 
-def doubts(row: Row) -> List[Doubt]:
-    """Return the doubts about the numbers of a row: its times, its errors, its memory, its traces."""
+def doubts(row: Row) -> list[Doubt]:
+    """Return the doubts about the numbers of a row: its times, its errors, its memory, its
+    traces."""
     return [*_about_times(row), *_about_errors(row), *_about_memory(row), *_about_traces(row)]
 
 
-def kinds(row: Row) -> Set[str]:
+def kinds(row: Row) -> set[str]:
     return {doubt.kind for doubt in doubts(row)}
 
 
@@ -61,7 +65,9 @@ def _about_times(row: Row) -> Iterator[Doubt]:
     if flagged:
         loaded = row.loaded_rounds
         words = f"{flagged} of {len(row.timed)} samples ran beside other load"
-        yield Doubt("beside load" if loaded else "busy", words, any(map(row.is_beside_load, loaded)))
+        yield Doubt(
+            "beside load" if loaded else "busy", words, any(map(row.is_beside_load, loaded))
+        )
     crowded = all(line.flags for line in row.limits)
     above = [scope for scope, percent in row.limit_percent.items() if percent > 100]
     if above:
@@ -85,10 +91,14 @@ def _about_errors(row: Row) -> Iterator[Doubt]:
         words = f"its gradients are off by {size.grad_error:.1e} at size"
         yield Doubt("coarse", f"computes in less than float32: {words}")
     if checked.differing:
-        words = f"a second step on the same inputs gives other bits in {', '.join(checked.differing)}"
+        words = (
+            f"a second step on the same inputs gives other bits in {', '.join(checked.differing)}"
+        )
         yield Doubt("not deterministic", f"not deterministic: {words}")
     if checked.reached_by_padding:
-        names = [name if name == "loss" else f"gradient of {name}" for name in checked.reached_by_padding]
+        names = [
+            name if name == "loss" else f"gradient of {name}" for name in checked.reached_by_padding
+        ]
         words = f"NaN in the padding reaches the {' and the '.join(names)}: pad with finite numbers"
         yield Doubt("padding", words)
     if checked.fewest_frames > 1:
@@ -114,7 +124,9 @@ def _about_traces(row: Row) -> Iterator[Doubt]:
         yield Doubt("other settings", words)
     kept_mb = _kept_mb(row)
     if kept_mb > LEAK_MB:
-        words = f"keeps {text.number(kept_mb)} MB more after each step: a training runs out of memory"
+        words = (
+            f"keeps {text.number(kept_mb)} MB more after each step: a training runs out of memory"
+        )
         yield Doubt("leak", words)
     for words in row.profile.notes:
         yield Doubt("trace", words)
@@ -123,14 +135,16 @@ def _about_traces(row: Row) -> Iterator[Doubt]:
         yield Doubt("trace", trace.note)
     if trace and trace.flags:
         yield Doubt("trace", "the profiled steps ran beside other load, so they may be too long")
-    is_untraced = "@" in row.name or row.kind == implementations.BY_UTTERANCE  # by default, see jobs.job.plan
+    # by default, see jobs.job.plan
+    is_untraced = "@" in row.name or row.kind == implementations.BY_UTTERANCE
     was_asked = "trace" in (row.header.settings.passes or ())
     if trace is None and was_asked and row.status == "ok" and not is_untraced:
         yield Doubt("trace", "stopped before its traces, which --resume writes")
 
 
 def _kept_mb(row: Row) -> float:
-    """Return how much more memory a scope keeps after each step, in the round in which it is least."""
+    """Return how much more memory a scope keeps after each step, in the round in which it is
+    least."""
     stops = [line for line in row.lines_of(schema.Stop) if line.kept_bytes is not None]
     rounds = text.gathered((line.scope, (line.kept_bytes or 0) / text.MB) for line in stops)
     return max(map(min, rounds.values()), default=0.0)
@@ -143,7 +157,9 @@ def beside_load(rows: Sequence[Row]) -> str:
     if not loaded:
         return ""
     beside = [sample for row in loaded for sample in row.timed if sample.beside_load]
-    shares = [(sample.ms, sample.foreign_cpu) for sample in beside if sample.foreign_cpu is not None]
+    shares = [
+        (sample.ms, sample.foreign_cpu) for sample in beside if sample.foreign_cpu is not None
+    ]
     share = sum(ms * taken for ms, taken in shares) / (sum(ms for ms, _ in shares) or 1.0)
     used = f" (others used {share:.0%} of the CPU)" if shares else ""
     advice = "ratios leave these rounds out"
@@ -159,7 +175,7 @@ def beside_load(rows: Sequence[Row]) -> str:
 # The ratio of two rows.
 
 
-def about_ratio(evidence: Evidence) -> List[Doubt]:
+def about_ratio(evidence: Evidence) -> list[Doubt]:
     """Return why a difference cannot be believed, whatever its interval is: the first is told."""
     ratio = evidence.ratio
     result = []
@@ -172,7 +188,8 @@ def about_ratio(evidence: Evidence) -> List[Doubt]:
         advice = f"take at least {settings.FEWEST_ROUNDS}, better --rounds 10"
         words = f"{rounds} on a side cannot tell a change from chance: {advice}"
         result.append(Doubt("few rounds", words, withholds=True))
-    if evidence.paired:  # what disturbed a round met both sides, and what did not is in the interval
+    # what disturbed a round met both sides, and what did not is in the interval
+    if evidence.paired:
         return result
     if max(evidence.busy) > BUSY_LIMIT:
         words = f"{load_of(evidence)}: {CALM}, or measure both in one run"
@@ -219,7 +236,8 @@ def load_of(evidence: Evidence) -> str:
 
 
 def about_sides(baseline: Row, new: Row) -> Iterator[Doubt]:
-    """Yield which side did not end well, and which is no exact loss where the two are of two losses."""
+    """Yield which side did not end well, and which is no exact loss where the two are of two
+    losses."""
     for side, row in (("baseline", baseline), ("new", new)):
         if row.status != "ok":
             yield Doubt("status", f"the {side} run is {row.status}: {row.reason}")

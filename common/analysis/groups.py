@@ -1,11 +1,13 @@
-"""Group rows that measured the same, order and label them, and head each group with what its rows have in common.
-Rows measured the same if their settings, machine and shape file agree as far as both are known."""
+"""Group rows that measured the same, order and label them, and head each group with what its rows
+have in common. Rows measured the same if their settings, machine and shape file agree as far as
+both are known."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence, Tuple, TypeVar
+from typing import Any, TypeVar
 
 from rnnt_bench.analysis import machines, standing
 from rnnt_bench.analysis.row import Row
@@ -21,10 +23,10 @@ class Group:
     """Hold the rows of one configuration, exact ones first, then by step time."""
 
     heading: str
-    rows: List[Row]
+    rows: list[Row]
 
 
-def collect(rows: Sequence[Row]) -> List[Group]:
+def collect(rows: Sequence[Row]) -> list[Group]:
     """Return the rows as groups, each row with a label of its own."""
     collected = [Group(heading(group), group) for group in groups(rows)]
     for group in collected:
@@ -35,7 +37,7 @@ def collect(rows: Sequence[Row]) -> List[Group]:
 def label(rows: Sequence[Row]) -> None:
     """Give each row of a group a label of its own."""
     names = [text.plain(row.name) or "(no name)" for row in rows]
-    labels: List[str] = []
+    labels: list[str] = []
     for row, name in zip(rows, names):
         words = name if names.count(name) == 1 else f"{name} ({text.plain(row.folder.name)})"
         words = words if len(words) <= LONGEST_LABEL else words[: LONGEST_LABEL - 1] + "\u2026"
@@ -48,15 +50,22 @@ def label(rows: Sequence[Row]) -> None:
 NOT_PARTING = [key for key, setting in settings.SETTINGS.items() if not setting.parts_tables]
 
 
-def groups(rows: Sequence[Row]) -> List[List[Row]]:
-    """Return the rows of one configuration together, the fastest step first, each compared with the fastest of its
-    kind. An implementation's own options and the scopes that were timed part no groups."""
-    ordered = sorted(rows, key=lambda row: sum(value is None for value in row.configuration.values()))
+def groups(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows of one configuration together, the fastest step first, each compared with the
+    fastest of its kind. An implementation's own options and the scopes that were timed part no
+    groups."""
+    ordered = sorted(
+        rows, key=lambda row: sum(value is None for value in row.configuration.values())
+    )
 
-    def fits(group: List[Row], row: Row) -> bool:
-        if row.unreadable != group[0].unreadable or bool(row.configuration) != bool(group[0].configuration):
+    def fits(group: list[Row], row: Row) -> bool:
+        if row.unreadable != group[0].unreadable or bool(row.configuration) != bool(
+            group[0].configuration
+        ):
             return False
-        different = set(differing(group[0].configuration, row.configuration)).difference(NOT_PARTING)
+        different = set(differing(group[0].configuration, row.configuration)).difference(
+            NOT_PARTING
+        )
         return not different and not machines.apart(group[0], row)
 
     result = grouped(ordered, fits)
@@ -64,45 +73,69 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
         standing.rank_times(group)
         group.sort(key=rank)
     position = {id(row): number for number, row in enumerate(rows)}
-    return sorted(result, key=lambda group: (not group[0].configuration, min(position[id(row)] for row in group)))
+    return sorted(
+        result,
+        key=lambda group: (not group[0].configuration, min(position[id(row)] for row in group)),
+    )
 
 
-def kind_rank(row: Row) -> Tuple[int, str]:
-    return implementations.KINDS.index(row.kind) if row.kind in implementations.KINDS else 0, row.under
+def kind_rank(row: Row) -> tuple[int, str]:
+    return implementations.KINDS.index(
+        row.kind
+    ) if row.kind in implementations.KINDS else 0, row.under
 
 
 #: Above the rows of each kind.
 TITLES = {
     "exact": "exact",
     implementations.BY_UTTERANCE: "exact, an utterance at a time",
-    **{name: f"exact, on another lattice ({words})" for name, words in implementations.LATTICES.items()},
+    **{
+        name: f"exact, on another lattice ({words})"
+        for name, words in implementations.LATTICES.items()
+    },
     "pruned": "approximate",
 }
 
 
 def kind_title(row: Row) -> str:
-    """Return the title of a row's kind, with its condition where that is not the one of most rows."""
+    """Return the title of a row's kind, with its condition where that is not the one of most
+    rows."""
     title = TITLES.get(row.kind or "", "")
     return f"{title}, {row.under}" if title and row.under else title
 
 
-def rank(row: Row) -> Tuple[Any, ...]:
-    """Return the sort key of a row: its kind, since an approximation that is faster is not the faster loss, then its
-    step time."""
-    numbers = (row.over_fastest, row.median_ms("step"), row.median_ms("loss"), row.profile.average_step_time_us)
+def rank(row: Row) -> tuple[Any, ...]:
+    """Return the sort key of a row: its kind, since an approximation that is faster is not the
+    faster loss, then its step time."""
+    numbers = (
+        row.over_fastest,
+        row.median_ms("step"),
+        row.median_ms("loss"),
+        row.profile.average_step_time_us,
+    )
     by_step = row.against_fastest is not None and row.against_fastest.scope == "step"
-    return kind_rank(row), not by_step, *(math.inf if value is None else value for value in numbers), row.name
+    return (
+        kind_rank(row),
+        not by_step,
+        *(math.inf if value is None else value for value in numbers),
+        row.name,
+    )
 
 
 def heading(group: Sequence[Row]) -> str:
     """Return one line on what the rows of a group have in common."""
-    common = {key: value for row in group for key, value in row.configuration.items() if value is not None}
+    common = {
+        key: value for row in group for key, value in row.configuration.items() if value is not None
+    }
     if group[0].unreadable:
         return "unreadable"
     if not common:
         return "traces without records of this suite"
-    if common.get("device") == "cpu" and not common.get("processor"):  # one name may stand for several processors
-        common["processor"] = next((f"({rates})" for row in group if (rates := machines.rates(row))), None)
+    # one name may stand for several processors
+    if common.get("device") == "cpu" and not common.get("processor"):
+        common["processor"] = next(
+            (f"({rates})" for row in group if (rates := machines.rates(row))), None
+        )
     measured = {len(row.batches) for row in group} - {0}
     if len(measured) == 1:
         common["num_batches"] = measured.pop()
@@ -124,17 +157,25 @@ def heading(group: Sequence[Row]) -> str:
 # What measured the same.
 
 
-def differing(first: Mapping[str, object], other: Mapping[str, object]) -> List[str]:
-    """Return the keys that both have and whose values differ; what is not known sets nothing apart."""
+def differing(first: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    """Return the keys that both have and whose values differ; what is not known sets nothing
+    apart."""
     return [
-        key for key, value in first.items() if value is not None and other.get(key) is not None and other[key] != value
+        key
+        for key, value in first.items()
+        if value is not None and other.get(key) is not None and other[key] != value
     ]
 
 
-def conditions(row: Row) -> Dict[str, object]:
-    """Return all settings that must agree between two runs that are compared, by the name that messages use."""
+def conditions(row: Row) -> dict[str, object]:
+    """Return all settings that must agree between two runs that are compared, by the name that
+    messages use."""
     digest = row.configuration["shape_file_sha256"]
-    result = {setting.label: row.configuration.get(key) for key, setting in settings.SETTINGS.items() if setting.label}
+    result = {
+        setting.label: row.configuration.get(key)
+        for key, setting in settings.SETTINGS.items()
+        if setting.label
+    }
     result["shape file"] = digest and f"sha256 {digest[:12]}"
     result["device name"] = row.device_name if row.device != "cpu" else None
     if row.environment.mkl_as_intel is not None:
@@ -142,17 +183,19 @@ def conditions(row: Row) -> Dict[str, object]:
     return result
 
 
-def differences(first: Row, other: Row) -> List[str]:
+def differences(first: Row, other: Row) -> list[str]:
     """Return why two runs cannot be compared, as "dtype float32 / float64"; [] where they can."""
     mine, theirs = conditions(first), conditions(other)
     different = [f"{label} {mine[label]} / {theirs[label]}" for label in differing(mine, theirs)]
     return [*different, *_other_batches(first, other), *machines.apart(first, other)]
 
 
-def _other_batches(first: Row, other: Row) -> List[str]:
-    """Return how the batches of two runs differ; rounds that only one had time for may add some of their own."""
+def _other_batches(first: Row, other: Row) -> list[str]:
+    """Return how the batches of two runs differ; rounds that only one had time for may add some of
+    their own."""
     mine, theirs = (
-        {batch.index: (batch.useful_cells, batch.padded_cells) for batch in row.batches} for row in (first, other)
+        {batch.index: (batch.useful_cells, batch.padded_cells) for batch in row.batches}
+        for row in (first, other)
     )
     shared = mine.keys() & theirs.keys()
     are_alike = all(mine[index] == theirs[index] for index in shared)
@@ -166,9 +209,10 @@ def _batches(row: Row) -> str:
     return f"{len(row.batches)} from {row.batches[0].index} on of {useful} cells ({padded} padded)"
 
 
-def grouped(items: Iterable[Item], fits: Callable[[List[Item], Item], bool]) -> List[List[Item]]:
-    """Return the items in groups: each item joins the first group that it fits, or begins a new one."""
-    result: List[List[Item]] = []
+def grouped(items: Iterable[Item], fits: Callable[[list[Item], Item], bool]) -> list[list[Item]]:
+    """Return the items in groups: each item joins the first group that it fits, or begins a new
+    one."""
+    result: list[list[Item]] = []
     for item in items:
         group = next((group for group in result if fits(group, item)), None)
         if group is None:
@@ -178,18 +222,22 @@ def grouped(items: Iterable[Item], fits: Callable[[List[Item], Item], bool]) -> 
     return result
 
 
-def newest_first(rows: Sequence[Row]) -> List[Row]:
-    """Return the rows by the start of their runs, the empty ones last; of runs that began at once the last comes
-    first."""
-    return sorted(reversed(rows), key=lambda row: (not row.is_empty, row.header.started), reverse=True)
+def newest_first(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows by the start of their runs, the empty ones last; of runs that began at once
+    the last comes first."""
+    return sorted(
+        reversed(rows), key=lambda row: (not row.is_empty, row.header.started), reverse=True
+    )
 
 
-def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> List[Row]:
-    """Return the newest row of each set that is the `same`, in the order given, with the others as `earlier`, or as
-    `stopped` where they are later and empty."""
+def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> list[Row]:
+    """Return the newest row of each set that is the `same`, in the order given, with the others as
+    `earlier`, or as `stopped` where they are later and empty."""
     kept = []
     for newest, *others in grouped(newest_first(rows), lambda group, row: same(group[0], row)):
-        newest.stopped = [row for row in others if row.is_empty and row.header.started > newest.header.started]
+        newest.stopped = [
+            row for row in others if row.is_empty and row.header.started > newest.header.started
+        ]
         newest.earlier = [row for row in others if row not in newest.stopped]
         if newest.earlier:
             store.warn_of_clock(newest.folder, newest.header.started)
@@ -204,32 +252,37 @@ def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> Lis
 class Sweep:
     """Hold ordinary runs, the cells of a grid: setting -> its values."""
 
-    grid: Dict[str, List[Any]]
-    rows: List[Row]
+    grid: dict[str, list[Any]]
+    rows: list[Row]
 
     @property
     def heading(self) -> str:
         """Return one line: the grid, and what all cells have in common."""
-        words = {settings.flag(key): map(settings.worded, values) for key, values in self.grid.items()}
+        words = {
+            settings.flag(key): map(settings.worded, values) for key, values in self.grid.items()
+        }
         axes = " x ".join(f"{flag} {', '.join(values)}" for flag, values in words.items())
         varied = dict.fromkeys(self.grid)
         shared = [replace(row, configuration={**row.configuration, **varied}) for row in self.rows]
         return text.plain(f"sweep over {axes}; {heading(shared)}")
 
-    def cells(self) -> List[Tuple[Mapping[str, Any], List[Row]]]:
+    def cells(self) -> list[tuple[Mapping[str, Any], list[Row]]]:
         by_cell = text.gathered((_cell_index(row, self.grid), row) for row in self.rows)
         return [(rows[0].header.values, rows) for rows in by_cell.values()]
 
 
-def sweeps(rows: Sequence[Row]) -> List[Sweep]:
-    """Return the sweeps of rows with swept settings: those of equal keys whose other settings agree."""
+def sweeps(rows: Sequence[Row]) -> list[Sweep]:
+    """Return the sweeps of rows with swept settings: those of equal keys whose other settings
+    agree."""
 
-    def fits(group: List[Row], row: Row) -> bool:
-        return _without_swept(group[0]) == _without_swept(row) and not machines.differences(group[0], row)
+    def fits(group: list[Row], row: Row) -> bool:
+        return _without_swept(group[0]) == _without_swept(row) and not machines.differences(
+            group[0], row
+        )
 
     result = []
     for group in grouped(rows, fits):
-        grid: Dict[str, List[Any]] = {}
+        grid: dict[str, list[Any]] = {}
         for key in group[0].header.values:
             values = list(dict.fromkeys(row.header.values[key] for row in group))
             grid[key] = sorted(values) if is_numeric(values) else values
@@ -248,7 +301,7 @@ def _without_swept(row: Row) -> Any:
     return list(swept), {key: value for key, value in recorded.items() if key not in swept}
 
 
-def _cell_index(row: Row, grid: Mapping[str, Sequence[Any]]) -> Tuple[int, ...]:
+def _cell_index(row: Row, grid: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
     return tuple(values.index(row.header.values[key]) for key, values in grid.items())
 
 

@@ -1,11 +1,10 @@
-"""Tell machines apart: by the processor, its vectors and caches, else by the rates that the limits pass measured.
+"""Tell machines apart: by the processor, its vectors and caches, else by the rates that the limits
+pass measured.
 
-Clouds give one name to several processors.  Records from before these fields know a machine by its name alone; two such
-machines count as one only where their rates agree."""
+Clouds give one name to several processors.  Records from before these fields know a machine by its
+name alone; two such machines count as one only where their rates agree."""
 
 from __future__ import annotations
-
-from typing import List, Optional
 
 from rnnt_bench.analysis.row import Row
 from rnnt_bench.core import text
@@ -71,9 +70,9 @@ def is_known(machine: Machine) -> bool:
 # One machine, or two.
 
 
-def differences(row: Row, other: Row) -> List[str]:
-    """Return what shows that two rows ran on two machines, as "machine A, 2 cores / B, 2 cores"; [] where nothing
-    does. What a side does not know sets nothing apart."""
+def differences(row: Row, other: Row) -> list[str]:
+    """Return what shows that two rows ran on two machines, as "machine A, 2 cores / B, 2 cores"; []
+    where nothing does. What a side does not know sets nothing apart."""
     mine, theirs = row.header.machine, other.header.machine
     if not _are_two_named(row, other):
         return []
@@ -86,9 +85,10 @@ def differences(row: Row, other: Row) -> List[str]:
     return memory + _differ("products", row.rates.torch, other.rates.torch, "GFLOP/s")
 
 
-def _other_processor(row: Row, other: Row) -> List[str]:
-    """Return the fields that differ, or else the rate of the suite's own products. Memory's rate differs by a fifth
-    between days of one host, and that of torch's products with its version: they decide nothing here."""
+def _other_processor(row: Row, other: Row) -> list[str]:
+    """Return the fields that differ, or else the rate of the suite's own products. Memory's rate
+    differs by a fifth between days of one host, and that of torch's products with its version: they
+    decide nothing here."""
     mine, theirs = row.header.machine, other.header.machine
     keys = [key for key in FIELDS if getattr(mine, key) != getattr(theirs, key)]
     if keys:
@@ -96,7 +96,7 @@ def _other_processor(row: Row, other: Row) -> List[str]:
     return _differ("the suite's own products", row.rates.loop, other.rates.loop, "GFLOP/s")
 
 
-def _differ(name: str, rate: Optional[float], other: Optional[float], unit: str) -> List[str]:
+def _differ(name: str, rate: float | None, other: float | None, unit: str) -> list[str]:
     if rate is None or other is None or max(rate, other) <= (1 + MARGIN) * min(rate, other):
         return []
     return [f"rate of {name} {rate / GIGA:.0f} / {other / GIGA:.0f} {unit}"]
@@ -109,9 +109,9 @@ def _worded(machine: Machine, key: str) -> str:
     return " ".join(value) or "none" if isinstance(value, list) else str(value)
 
 
-def apart(row: Row, other: Row) -> List[str]:
-    """Return why two rows cannot be taken as of one machine; [] where they can. Where a side has the name alone and
-    no rates, nothing shows that they are of one."""
+def apart(row: Row, other: Row) -> list[str]:
+    """Return why two rows cannot be taken as of one machine; [] where they can. Where a side has
+    the name alone and no rates, nothing shows that they are of one."""
     both_known = is_known(row.header.machine) and is_known(other.header.machine)
     different = differences(row, other)
     if different or both_known or not _are_two_named(row, other):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 from rnnt_bench.analysis import machines, times
 from rnnt_bench.analysis.row import COUNTERS, Configuration, Row
@@ -65,7 +65,7 @@ def _configuration(row: Row) -> Configuration:
     return result
 
 
-def _status(row: Row) -> Tuple[str, str]:
+def _status(row: Row) -> tuple[str, str]:
     """Return the (status, reason) of the jobs, or else an error that the records show."""
     status, reason = _of_jobs(row.jobs, row.header)
     if status != "ok":
@@ -79,7 +79,8 @@ def _status(row: Row) -> Tuple[str, str]:
 
 
 def _is_right(line: schema.Correctness) -> bool:
-    """Return whether a loss was judged right, and each error is within what its record says was allowed."""
+    """Return whether a loss was judged right, and each error is within what its record says was
+    allowed."""
     judged = [
         (line.loss_error, line.loss_tolerance),
         (line.grad_error, line.grad_tolerance),
@@ -88,13 +89,15 @@ def _is_right(line: schema.Correctness) -> bool:
     if line.at_size:
         judged.append((line.at_size.loss_error, line.at_size.loss_tolerance))
         judged.append((line.at_size.grad_error, line.at_size.grad_tolerance))
-    return line.ok is not False and all(error <= allowed for error, allowed in judged if error and allowed)
+    return line.ok is not False and all(
+        error <= allowed for error, allowed in judged if error and allowed
+    )
 
 
-def _of_jobs(jobs: Jobs, header: schema.Header) -> Tuple[str, str]:
-    """Return the worst (status, reason) of the jobs; "interrupted" also where planned jobs are missing. A run that was
-    stopped at its traces is whole, since no table needs them; so is a control, which is there for its times, without
-    its memory."""
+def _of_jobs(jobs: Jobs, header: schema.Header) -> tuple[str, str]:
+    """Return the worst (status, reason) of the jobs; "interrupted" also where planned jobs are
+    missing. A run that was stopped at its traces is whole, since no table needs them; so is a
+    control, which is there for its times, without its memory."""
     needless = {"trace", "memory"} if "@" in header.name else {"trace"}
     stopped = schema.Status(status="interrupted", reason="stopped before its end")
     worst, worst_reason = "ok", ""
@@ -119,15 +122,17 @@ def _of_jobs(jobs: Jobs, header: schema.Header) -> Tuple[str, str]:
     for name in header.settings.passes or ():
         planned = rounds if name == "timing" else 1
         if done[name] < planned:
-            absent[name] = name if planned == 1 else f"{planned - done[name]} of {planned} {name} rounds"
+            absent[name] = (
+                name if planned == 1 else f"{planned - done[name]} of {planned} {name} rounds"
+            )
     if not jobs or (absent and not (needless.issuperset(absent) and done["timing"])):
         return "interrupted", "stopped before: " + (", ".join(absent.values()) or "its first pass")
     return "ok", ""
 
 
-def _peaks(lines: Sequence[schema.Memory]) -> Dict[str, Dict[str, Dict[str, float]]]:
+def _peaks(lines: Sequence[schema.Memory]) -> dict[str, dict[str, dict[str, float]]]:
     """Return the highest peak by scope, counter and batch."""
-    highest: Dict[str, Dict[str, Dict[str, float]]] = {}
+    highest: dict[str, dict[str, dict[str, float]]] = {}
     for line in lines:
         by_counter = highest.setdefault(line.scope, {counter: {} for counter in COUNTERS})
         batch = str(line.batch)
@@ -141,9 +146,9 @@ def _peaks(lines: Sequence[schema.Memory]) -> Dict[str, Dict[str, Dict[str, floa
 # Traces.
 
 
-def _profiled(line: Optional[schema.Trace], folder: Path) -> windows.Profiled:
-    """Return the numbers of the run's traces; none where all were left out of the folder, as those of results/ may
-    be."""
+def _profiled(line: schema.Trace | None, folder: Path) -> windows.Profiled:
+    """Return the numbers of the run's traces; none where all were left out of the folder, as those
+    of results/ may be."""
     if line:
         files = [reader.perhaps_packed(folder / Path(name).name) for name in line.files]
     else:

@@ -1,13 +1,16 @@
-"""List the numbers of a row, each with its title, its unit, its words and the tables that it stands in.
+"""List the numbers of a row, each with its title, its unit, its words and the tables that it stands
+in.
 
-A metric that names no tables stands in those of --details and in the plots of sweeps, for rows that have it, and in CSV
-and JSON under its key.  In TensorBoard a metric has its tag, one that is drawn of sweeps metrics/KEY."""
+A metric that names no tables stands in those of --details and in the plots of sweeps, for rows that
+have it, and in CSV and JSON under its key.  In TensorBoard a metric has its tag, one that is drawn
+of sweeps metrics/KEY."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import fmean, median
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, NamedTuple
 
 from rnnt_bench.analysis import doubts
 from rnnt_bench.analysis.row import COUNTERS, SCOPES, Row, gaps, with_kind
@@ -15,7 +18,7 @@ from rnnt_bench.core import settings, statistics, text
 from rnnt_bench.present.parts import Cell
 from rnnt_bench.records import schema
 
-Value = Union[float, str, None]
+Value = float | str | None
 
 
 #: Tables of --details.
@@ -31,8 +34,8 @@ class Metric(NamedTuple):
         title: of its column; "" for none
         value: returns what is sorted by, a number or text
         words: returns the text of a cell; None for the number
-        tables: names of the tables that it stands in: "answer" is the screen, "results" --details, "readme" README's;
-            "csv" CSV, JSON and data frames, and "plot" a plot of every sweep
+        tables: names of the tables that it stands in: "answer" is the screen, "results" --details,
+            "readme" README's; "csv" CSV, JSON and data frames, and "plot" a plot of every sweep
         room: on a screen that is too narrow for all columns, those with the smallest number stay
         better: "lower", "higher" or ""
         numeric: whether it is aligned to the right
@@ -44,7 +47,7 @@ class Metric(NamedTuple):
     key: str
     title: str
     value: Callable[[Any], Value] = lambda row: None
-    words: Optional[Callable[[Any], str]] = None
+    words: Callable[[Any], str] | None = None
     tables: str = OPEN
     room: int = 100
     unit: str = ""
@@ -57,7 +60,7 @@ class Metric(NamedTuple):
     def is_in(self, table: str) -> bool:
         return table in self.tables.split()
 
-    def scaled(self, row: Any) -> Optional[float]:
+    def scaled(self, row: Any) -> float | None:
         value = self.value(row)
         return value * self.scale if isinstance(value, (int, float)) else None
 
@@ -76,12 +79,12 @@ class Metric(NamedTuple):
 def metric(
     key: str,
     title: str = "",
-    shown: Optional[Callable[[Any], str]] = None,
-    value: Union[str, Callable[[Any], Any]] = "",
+    shown: Callable[[Any], str] | None = None,
+    value: str | Callable[[Any], Any] = "",
     **fields: Any,
 ) -> Metric:
-    """Return a metric. shown: returns the text of a value; value: returns it of a row, or its path in a row, by default
-    `key`."""
+    """Return a metric. shown: returns the text of a value; value: returns it of a row, or its path
+    in a row, by default `key`."""
     read = at(value or key) if isinstance(value, str) else value
     return Metric(key, title, read, (lambda row: shown(read(row))) if shown else None, **fields)
 
@@ -90,12 +93,13 @@ def values(metrics: Sequence[Metric], row: Any) -> schema.Record:
     return {metric.key: metric.value(row) for metric in metrics}
 
 
-def cells(metrics: Sequence[Metric], row: Any) -> Dict[str, Cell]:
+def cells(metrics: Sequence[Metric], row: Any) -> dict[str, Cell]:
     return {metric.title: metric.cell(row) for metric in metrics if metric.title}
 
 
 def at(path: str) -> Callable[[Any], Any]:
-    """Return a function that follows a path, "step.ms.median", and returns None where a part is missing."""
+    """Return a function that follows a path, "step.ms.median", and returns None where a part is
+    missing."""
 
     def value(row: Any) -> Any:
         for key in path.split("."):
@@ -116,8 +120,9 @@ def _marked_error(row: Row) -> str:
     return text.error(value) + (" !" if value is not None and value > MARKED_ERROR else "")
 
 
-def _percent(row: Row, scope: str) -> Optional[float]:
-    """Return how many percent of a row's time the limit is; None above 100, where the limit is wrong."""
+def _percent(row: Row, scope: str) -> float | None:
+    """Return how many percent of a row's time the limit is; None above 100, where the limit is
+    wrong."""
     percent = row.limit_percent.get(scope)
     return None if percent is None or percent > 100 else percent
 
@@ -127,10 +132,13 @@ def _percent_words(row: Row, scope: str) -> str:
     return ">100" if row.limit_percent.get(scope, 0) > 100 else text.number(_percent(row, scope), 2)
 
 
-def _batch_spread(row: Row, scope: str) -> Optional[float]:
-    """Return half of the distance between p20 and p80 of the batches' medians, in percent of their mean."""
+def _batch_spread(row: Row, scope: str) -> float | None:
+    """Return half of the distance between p20 and p80 of the batches' medians, in percent of their
+    mean."""
     batches = text.gathered(
-        (batch, ms) for medians in row.times_of(scope).medians.values() for batch, ms in medians.items()
+        (batch, ms)
+        for medians in row.times_of(scope).medians.values()
+        for batch, ms in medians.items()
     )
     medians = list(map(median, batches.values()))
     if len(medians) < 2:
@@ -151,8 +159,8 @@ def _spread(row: Row, scope: str) -> str:
 
 
 def _over_fastest(row: Row) -> str:
-    """Return "1.98x slower" for a row beside the fastest of its kind, and "1.00" for the fastest, marked as in
-    _verdict_words."""
+    """Return "1.98x slower" for a row beside the fastest of its kind, and "1.00" for the fastest,
+    marked as in _verdict_words."""
     if row.over_fastest is None:
         return "-"
     if row.against_fastest.is_fastest:
@@ -160,7 +168,7 @@ def _over_fastest(row: Row) -> str:
     return f"{row.over_fastest:.2f}x {_verdict(row)}"
 
 
-def _verdict(row: Row) -> Optional[str]:
+def _verdict(row: Row) -> str | None:
     standing = row.against_fastest
     if standing is None:
         return None
@@ -180,7 +188,8 @@ def _interval(standing: Any) -> str:
 
 
 def _loss_ratio(row: Row) -> str:
-    """Return "1.04 0.91-1.18": the time of the loss alone over that of the fastest, as measured, with its interval."""
+    """Return "1.04 0.91-1.18": the time of the loss alone over that of the fastest, as measured,
+    with its interval."""
     factor = text.number(at("loss_against_fastest.factor")(row), 3)
     interval = _interval(row.loss_against_fastest)
     return factor if interval == "-" else f"{factor} {interval}"
@@ -194,11 +203,15 @@ def _status(row: Row) -> str:
     return "imprecise" if "imprecise" in kinds else row.status
 
 
-def amount(size: Optional[float]) -> str:
+def amount(size: float | None) -> str:
     """Return bytes in GiB, or in MiB below 1 GiB."""
     if size is None:
         return "-"
-    return f"{text.number(size / text.GIB)} GiB" if size >= text.GIB else f"{text.number(size / text.MB)} MiB"
+    return (
+        f"{text.number(size / text.GIB)} GiB"
+        if size >= text.GIB
+        else f"{text.number(size / text.MB)} MiB"
+    )
 
 
 _ms = partial(metric, unit="ms", better="lower")
@@ -228,8 +241,12 @@ ALL = (
         numeric=False,
     ),
     # times
-    Metric("step_spread", "step ms +- n", words=partial(_spread, scope="step"), tables="results sweep"),
-    Metric("loss_spread", "loss ms +- n", words=partial(_spread, scope="loss"), tables="results sweep"),
+    Metric(
+        "step_spread", "step ms +- n", words=partial(_spread, scope="step"), tables="results sweep"
+    ),
+    Metric(
+        "loss_spread", "loss ms +- n", words=partial(_spread, scope="loss"), tables="results sweep"
+    ),
     _ms(
         "step_ms",
         "step ms",
@@ -341,7 +358,9 @@ ALL = (
     Metric(
         "limits",
         "% of limit step / loss",
-        words=lambda row: " / ".join(_percent_words(row, scope) for scope in SCOPES) if row.limit_percent else "-",
+        words=lambda row: (
+            " / ".join(_percent_words(row, scope) for scope in SCOPES) if row.limit_percent else "-"
+        ),
         tables="results sweep answer",
         room=21,
     ),
@@ -369,7 +388,13 @@ ALL = (
         for unit in ("utterances", "frames")
     ),
     *(
-        _ms(f"step_{part}", part, value=f"step.ms.{part}", tables="page", tag=f"1_time/step_ms_{part}")
+        _ms(
+            f"step_{part}",
+            part,
+            value=f"step.ms.{part}",
+            tables="page",
+            tag=f"1_time/step_ms_{part}",
+        )
         for part in ("p20", "p80")
     ),
     *(
@@ -421,11 +446,20 @@ ALL = (
         value=lambda row: (row.environment.implementation_version or "").split("+")[0] or None,
         tables="results answer page csv",
     ),
-    _text("torch", "torch", value=lambda row: row.torch or None, tables="results answer page csv", room=15),
+    _text(
+        "torch",
+        "torch",
+        value=lambda row: row.torch or None,
+        tables="results answer page csv",
+        room=15,
+    ),
     # of CSV and JSON alone
     *(_plain(key) for key in ("device", "device_name")),
     *(_plain(key, value=f"configuration.{key}") for key in ("dtype", "preset")),
-    *(_plain(key, value=f"configuration.{key}") for key in ("vocab_size", "batch_size", "max_frames", "threads")),
+    *(
+        _plain(key, value=f"configuration.{key}")
+        for key in ("vocab_size", "batch_size", "max_frames", "threads")
+    ),
     _plain("rounds"),
     _plain("samples", value=lambda row: len(row.timed)),
     _plain("flagged_samples", value=lambda row: sum(sample.flagged for sample in row.timed)),
@@ -443,12 +477,12 @@ ALL = (
     _plain("log_dir", value=lambda row: str(row.folder)),
     _plain("reason"),
 )
-METRICS: Dict[str, Metric] = {metric.key: metric for metric in ALL}
+METRICS: dict[str, Metric] = {metric.key: metric for metric in ALL}
 
 
-def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
-    """Return the columns of a table that tell something of these rows: those with a value, and the status where it is
-    not "ok" for all of them. Tables of --details have all their own ones."""
+def columns(table: str, rows: Sequence[Row]) -> list[Metric]:
+    """Return the columns of a table that tell something of these rows: those with a value, and the
+    status where it is not "ok" for all of them. Tables of --details have all their own ones."""
 
     def tells(metric: Metric) -> bool:
         if table in DETAILS.split() and not metric.is_in("plot"):
@@ -460,8 +494,9 @@ def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
     return [metric for metric in METRICS.values() if metric.is_in(table) and tells(metric)]
 
 
-def differing(rows: Sequence[Row]) -> List[str]:
-    """Return the settings, beside those of CSV, of which two rows are known to have different values."""
+def differing(rows: Sequence[Row]) -> list[str]:
+    """Return the settings, beside those of CSV, of which two rows are known to have different
+    values."""
     items = (item for row in rows for item in row.configuration.items())
     by_key = text.gathered((key, value) for key, value in items if value is not None)
     differ = [key for key, column in by_key.items() if any(value != column[0] for value in column)]
@@ -469,7 +504,8 @@ def differing(rows: Sequence[Row]) -> List[str]:
 
 
 def plain(row: Row, further: Sequence[str] = ()) -> schema.Record:
-    """Return a row's values as CSV has them, with the settings `further` (see `differing`) and those of a sweep."""
+    """Return a row's values as CSV has them, with the settings `further` (see `differing`) and
+    those of a sweep."""
     record = values([metric for metric in METRICS.values() if metric.is_in("csv")], row)
     for key in further:
         value = row.configuration.get(key)
@@ -478,7 +514,8 @@ def plain(row: Row, further: Sequence[str] = ()) -> schema.Record:
 
 
 def exported(row: Row, further: Sequence[str] = ()) -> schema.Record:
-    """Return a row as JSON has it: its plain values, then what has parts, in ms and MB (2**20 bytes)."""
+    """Return a row as JSON has it: its plain values, then what has parts, in ms and MB (2**20
+    bytes)."""
     checked = row.checked
     parts = {
         "with_fast_products": _standing(row.with_fast_products),
@@ -490,7 +527,9 @@ def exported(row: Row, further: Sequence[str] = ()) -> schema.Record:
         "loss_against_fastest": _standing(row.loss_against_fastest),
         "limit_percent": row.limit_percent,
         "at_size": checked.at_size or {},
-        "small_batches": {key: getattr(checked, key) for key in ("loss_error", "grad_error", "slope_error")},
+        "small_batches": {
+            key: getattr(checked, key) for key in ("loss_error", "grad_error", "slope_error")
+        },
         "approximation_gaps": gaps(checked),
         "windows": row.profile.windows,
         "profiled_stages_us": row.profile.label_us,
@@ -506,7 +545,7 @@ def _standing(standing: Any) -> schema.Record:
     return standing.as_json() if standing else {}
 
 
-def scalars(row: Row) -> Dict[str, float]:
+def scalars(row: Row) -> dict[str, float]:
     """Return the numbers of a row by their tags for TensorBoard."""
     result = {}
     for metric in METRICS.values():

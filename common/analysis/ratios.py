@@ -2,22 +2,24 @@
 
 A round is a fresh process of each loss.  There are two designs:
 
-- Each round has batches of its own, drawn at random from the shape file (--batches random or spread).  The ratio is
-  that over all batches of the file.  Padding explains most of how two losses differ between batches.  So the estimate
-  is a regression of log(ratio) on x = -log(useful cells / padded cells), at the mean of x over the file, which is known
-  exactly.  The interval is Student's t over rounds, with rounds as clusters (Liang and Zeger 1986; Cameron and Miller
-  2015).  docs/method.md tells how often it holds the truth.
-- All rounds have the same batches (--batches first or longest, and older results).  The ratio is that of these batches
-  in this run, and the interval is over rounds.
+- Each round has batches of its own, drawn at random from the shape file (--batches random or
+  spread).  The ratio is that over all batches of the file.  Padding explains most of how two losses
+  differ between batches.  So the estimate is a regression of log(ratio) on x = -log(useful cells /
+  padded cells), at the mean of x over the file, which is known exactly.  The interval is Student's
+  t over rounds, with rounds as clusters (Liang and Zeger 1986; Cameron and Miller 2015).
+  docs/method.md tells how often it holds the truth.
+- All rounds have the same batches (--batches first or longest, and older results).  The ratio is
+  that of these batches in this run, and the interval is over rounds.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, geometric_mean, variance
-from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rnnt_bench.core.settings import FEWEST_ROUNDS
 from rnnt_bench.core.statistics import CONFIDENCE, TOLERANCE, log_values, student_t
@@ -31,7 +33,8 @@ FEWEST_BATCHES = 10
 
 
 class Padding(NamedTuple):
-    """Hold the padding x = -log(useful cells / padded cells) of each batch, and its mean over all of the file."""
+    """Hold the padding x = -log(useful cells / padded cells) of each batch, and its mean over all
+    of the file."""
 
     of_batch: Mapping[Any, float]
     mean: float
@@ -58,22 +61,22 @@ class Ratio(NamedTuple):
     """
 
     ratio: float
-    low: Optional[float]
-    high: Optional[float]
+    low: float | None
+    high: float | None
     batches: int
-    baseline: Tuple[float, ...]
-    new: Tuple[float, ...]
-    error: Optional[float]
+    baseline: tuple[float, ...]
+    new: tuple[float, ...]
+    error: float | None
     freedom: float
     of_file: bool = False
-    least: Optional[float] = None
-    most: Optional[float] = None
+    least: float | None = None
+    most: float | None = None
 
     @classmethod
     def around(
         cls,
         center: float,
-        error: Optional[float],
+        error: float | None,
         freedom: float,
         confidence: float,
         baseline: Sequence[float],
@@ -86,14 +89,20 @@ class Ratio(NamedTuple):
             half = student_t(confidence, freedom) * error
             low = math.exp(center - half)
             high = math.exp(center + half)
-        return cls(math.exp(center), low, high, batches, tuple(baseline), tuple(new), error, freedom)
+        return cls(
+            math.exp(center), low, high, batches, tuple(baseline), tuple(new), error, freedom
+        )
 
 
 def ratio(
-    baseline: Rounds, new: Rounds, together: bool, confidence: float = 0.95, padding: Optional[Padding] = None
-) -> Tuple[Optional[Ratio], bool]:
-    """Return (ratio of new to baseline, whether rounds are paired); None where no batch is on both sides. together:
-    both were measured in one run, round by round."""
+    baseline: Rounds,
+    new: Rounds,
+    together: bool,
+    confidence: float = 0.95,
+    padding: Padding | None = None,
+) -> tuple[Ratio | None, bool]:
+    """Return (ratio of new to baseline, whether rounds are paired); None where no batch is on both
+    sides. together: both were measured in one run, round by round."""
     if own_batches(baseline) or own_batches(new):
         return own_batches_ratio(baseline, new, confidence, padding), together
     paired = together and any(name in new for name in baseline)
@@ -103,14 +112,15 @@ def ratio(
 
 def without_load(
     sides: Sequence[Mapping[Any, Round]], loaded: Collection[Any]
-) -> Tuple[List[Mapping[Any, Round]], bool]:
+) -> tuple[list[Mapping[Any, Round]], bool]:
     """Return each side's rounds without those beside other load, and whether load is left in them.
-    A round is left out of all sides, by its name alone and whatever its times are. Where fewer than FEWEST_ROUNDS would
-    be left on a side, all rounds stay. loaded: the rounds that one of the rows ran beside other load."""
+    A round is left out of all sides, by its name alone and whatever its times are. Where fewer than
+    FEWEST_ROUNDS would be left on a side, all rounds stay. loaded: the rounds that one of the rows
+    ran beside other load."""
     shared = set.intersection(*map(set, sides)) or set().union(*sides)
     if shared.isdisjoint(loaded):
         return list(sides), False
-    quiet: List[Mapping[Any, Round]] = [
+    quiet: list[Mapping[Any, Round]] = [
         {name: batches for name, batches in side.items() if name not in loaded} for side in sides
     ]
     return (quiet, False) if min(map(len, quiet)) >= FEWEST_ROUNDS else (list(sides), True)
@@ -122,22 +132,25 @@ def own_batches(rounds: Rounds) -> bool:
 
 
 def own_batches_ratio(
-    baseline: Rounds, new: Rounds, confidence: float = 0.95, padding: Optional[Padding] = None
-) -> Optional[Ratio]:
+    baseline: Rounds, new: Rounds, confidence: float = 0.95, padding: Padding | None = None
+) -> Ratio | None:
     """Return new / baseline over rounds that have batches of their own, the same on both sides.
-    With enough rounds and batches and known padding it is the ratio over all batches of the file; else that of the
-    batches that both sides have, with an interval over rounds."""
+    With enough rounds and batches and known padding it is the ratio over all batches of the file;
+    else that of the batches that both sides have, with an interval over rounds."""
     x = padding.of_batch if padding else {}
-    before: List[float] = []
-    after: List[float] = []
-    rounds: List[List[Pair]] = []
+    before: list[float] = []
+    after: list[float] = []
+    rounds: list[list[Pair]] = []
     is_padding_known = padding is not None
     for name in baseline:
         batches = [batch for batch in baseline[name] if batch in new.get(name, ())]
         if batches:
             before.append(_mean(baseline[name], batches))
             after.append(_mean(new[name], batches))
-            pairs = [Pair(x.get(batch, 0.0), math.log(new[name][batch] / baseline[name][batch])) for batch in batches]
+            pairs = [
+                Pair(x.get(batch, 0.0), math.log(new[name][batch] / baseline[name][batch]))
+                for batch in batches
+            ]
             rounds.append(pairs)
             is_padding_known &= x.keys() >= set(batches)
     if not rounds:
@@ -160,7 +173,7 @@ def _mean(times: Batches, batches: Collection[Any]) -> float:
     return geometric_mean([times[batch] for batch in batches])
 
 
-def _over_rounds(values: Sequence[float]) -> Tuple[float, Optional[float]]:
+def _over_rounds(values: Sequence[float]) -> tuple[float, float | None]:
     """Return (mean of the rounds' values, its standard error; None of one round)."""
     return fmean(values), math.sqrt(variance(values) / len(values)) if len(values) > 1 else None
 
@@ -184,49 +197,64 @@ class Line(NamedTuple):
         x = fmean(pair.x for pair in pairs)
         y = fmean(pair.y for pair in pairs)
         squares = math.fsum((pair.x - x) ** 2 for pair in pairs) or 1.0
-        return cls(x, y, math.fsum((pair.x - x) * (pair.y - y) for pair in pairs) / squares, squares)
+        return cls(
+            x, y, math.fsum((pair.x - x) * (pair.y - y) for pair in pairs) / squares, squares
+        )
 
     def residual(self, pair: Pair) -> float:
         return pair.y - self.y - self.slope * (pair.x - self.x)
 
 
-def regression(rounds: Sequence[Sequence[Pair]], x: float) -> Tuple[float, Optional[float]]:
+def regression(rounds: Sequence[Sequence[Pair]], x: float) -> tuple[float, float | None]:
     """Return (y at `x` by least squares, its standard error with rounds as clusters).
 
-    This y is a weighted sum of the pairs' y.  Its variance is the sum over rounds of the square of the round's weighted
-    residuals.  A round pulls the line towards itself, so its residuals come out too small; the square is divided by the
-    share of its variance that the line leaves (Bell and McCaffrey 2002)."""
+    This y is a weighted sum of the pairs' y.  Its variance is the sum over rounds of the square of
+    the round's weighted residuals.  A round pulls the line towards itself, so its residuals come
+    out too small; the square is divided by the share of its variance that the line leaves (Bell and
+    McCaffrey 2002)."""
     pairs = [pair for pairs in rounds for pair in pairs]
     line = Line.through(pairs)
     variances = []
     for pairs_of_round in rounds:
         distances = [pair.x - line.x for pair in pairs_of_round]
-        weights = [1 / len(pairs) + (x - line.x) * distance / line.squares for distance in distances]
-        residual = math.fsum(weight * line.residual(pair) for weight, pair in zip(weights, pairs_of_round))
-        whole = math.fsum(weight**2 for weight in weights)  # variance of the sum, where that of a pair is 1
+        weights = [
+            1 / len(pairs) + (x - line.x) * distance / line.squares for distance in distances
+        ]
+        residual = math.fsum(
+            weight * line.residual(pair) for weight, pair in zip(weights, pairs_of_round)
+        )
+        # variance of the sum, where that of a pair is 1
+        whole = math.fsum(weight**2 for weight in weights)
         by_mean = math.fsum(weights) ** 2 / len(pairs)
-        by_slope = math.fsum(weight * distance for weight, distance in zip(weights, distances)) ** 2 / line.squares
+        by_slope = (
+            math.fsum(weight * distance for weight, distance in zip(weights, distances)) ** 2
+            / line.squares
+        )
         left = whole - by_mean - by_slope
         variances.append(residual**2 * (whole / left if left > 1e-9 * whole else 1.0))
     return line.y + line.slope * (x - line.x), math.sqrt(math.fsum(variances))
 
 
-def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Optional[Ratio]:
-    """Return new / baseline of rounds whose two processes ran one after the other, so that other load met both.
-    Uses only rounds on both sides, and only batches that both have in every such round: a mean that skips the batches
-    where one side failed flatters that side."""
+def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Ratio | None:
+    """Return new / baseline of rounds whose two processes ran one after the other, so that other
+    load met both. Uses only rounds on both sides, and only batches that both have in every such
+    round: a mean that skips the batches where one side failed flatters that side."""
     rounds = [name for name in baseline if name in new]
-    before, after, batches = _round_times([baseline[name] for name in rounds], [new[name] for name in rounds])
+    before, after, batches = _round_times(
+        [baseline[name] for name in rounds], [new[name] for name in rounds]
+    )
     if not batches:
         return None
-    center, error = _over_rounds([math.log(new_time / old_time) for old_time, new_time in zip(before, after)])
+    center, error = _over_rounds(
+        [math.log(new_time / old_time) for old_time, new_time in zip(before, after)]
+    )
     return Ratio.around(center, error, len(rounds) - 1, confidence, before, after, batches)
 
 
-def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Optional[Ratio]:
-    """Return new / baseline of two runs whose rounds all have the same batches: Welch's t on the logarithms of the
-    rounds' times. A change that lasts for a whole run (other load, another clock) is in the ratio and not in the
-    interval, see `over_control`."""
+def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Ratio | None:
+    """Return new / baseline of two runs whose rounds all have the same batches: Welch's t on the
+    logarithms of the rounds' times. A change that lasts for a whole run (other load, another clock)
+    is in the ratio and not in the interval, see `over_control`."""
     before, after, batches = _round_times(list(baseline.values()), list(new.values()))
     if not batches:
         return None
@@ -237,14 +265,20 @@ def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -
         variances = [variance(side) / len(side) for side in sides]
         total = sum(variances)
         error = math.sqrt(total)
-        shares = [(part / total if total else 0.5) ** 2 / (len(side) - 1) for part, side in zip(variances, sides)]
+        shares = [
+            (part / total if total else 0.5) ** 2 / (len(side) - 1)
+            for part, side in zip(variances, sides)
+        ]
         freedom = 1 / sum(shares)
     center = fmean(sides[1]) - fmean(sides[0])
     return Ratio.around(center, error, freedom, confidence, before, after, batches)
 
 
-def _round_times(baseline: Sequence[Batches], new: Sequence[Batches]) -> Tuple[List[float], List[float], int]:
-    """Return the (baseline, new) time of each round over the batches that all rounds share, and their number."""
+def _round_times(
+    baseline: Sequence[Batches], new: Sequence[Batches]
+) -> tuple[list[float], list[float], int]:
+    """Return the (baseline, new) time of each round over the batches that all rounds share, and
+    their number."""
     if not baseline or not new:
         return [], [], 0
     batches = set.intersection(*map(set, [*baseline, *new]))
@@ -255,7 +289,8 @@ def _round_times(baseline: Sequence[Batches], new: Sequence[Batches]) -> Tuple[L
 
 
 class Drift(NamedTuple):
-    """Hold the factor by which a ratio changes from the first round to the last, with its interval."""
+    """Hold the factor by which a ratio changes from the first round to the last, with its
+    interval."""
 
     factor: float
     low: float
@@ -266,8 +301,9 @@ class Drift(NamedTuple):
 FEWEST_ROUNDS_OF_A_DRIFT = 4
 
 
-def drift(by_round: Sequence[float], confidence: float = 0.95) -> Optional[Drift]:
-    """Return how a ratio changes along the line through the logarithms of its rounds, with Student's t of the slope."""
+def drift(by_round: Sequence[float], confidence: float = 0.95) -> Drift | None:
+    """Return how a ratio changes along the line through the logarithms of its rounds, with
+    Student's t of the slope."""
     count = len(by_round)
     if count < FEWEST_ROUNDS_OF_A_DRIFT:
         return None
@@ -275,7 +311,12 @@ def drift(by_round: Sequence[float], confidence: float = 0.95) -> Optional[Drift
     line = Line.through(pairs)
     squares = math.fsum(line.residual(pair) ** 2 for pair in pairs)
     half = student_t(confidence, count - 2) * math.sqrt(squares / (count - 2) / line.squares)
-    return Drift(*(math.exp((count - 1) * slope) for slope in (line.slope, line.slope - half, line.slope + half)))
+    return Drift(
+        *(
+            math.exp((count - 1) * slope)
+            for slope in (line.slope, line.slope - half, line.slope + half)
+        )
+    )
 
 
 #: Fewer rows do not show how far rows move apart between two runs.
@@ -283,7 +324,8 @@ FEWEST_CONTROLS = 3
 
 
 class Control(NamedTuple):
-    """Hold by what the rows moved that did not change between two runs: the machine's part in a ratio of them.
+    """Hold by what the rows moved that did not change between two runs: the machine's part in a
+    ratio of them.
 
     Attributes:
         center, spread: mean and variance of the logarithms of their ratios
@@ -299,19 +341,28 @@ class Control(NamedTuple):
     least: float
     most: float
 
-    def together(self, confidence: float = 0.95) -> Tuple[float, float, float]:
-        """Return (ratio of all of them, its interval low, high): how much slower the machine was."""
+    def together(self, confidence: float = 0.95) -> tuple[float, float, float]:
+        """Return (ratio of all of them, its interval low, high): how much slower the machine
+        was."""
         half = student_t(confidence, self.rows - 1) * math.sqrt(self.spread / self.rows)
         return math.exp(self.center), math.exp(self.center - half), math.exp(self.center + half)
 
     def as_json(self) -> Mapping[str, float]:
         """Return the ratio of the rows, its interval, their number and their range."""
         ratio, low, high = self.together()
-        return {"ratio": ratio, "low": low, "high": high, "rows": self.rows, "least": self.least, "most": self.most}
+        return {
+            "ratio": ratio,
+            "low": low,
+            "high": high,
+            "rows": self.rows,
+            "least": self.least,
+            "most": self.most,
+        }
 
 
-def control(unchanged: Sequence[Ratio]) -> Optional[Control]:
-    """Return what rows that did not change tell of two runs; None of fewer than FEWEST_CONTROLS with an interval."""
+def control(unchanged: Sequence[Ratio]) -> Control | None:
+    """Return what rows that did not change tell of two runs; None of fewer than FEWEST_CONTROLS
+    with an interval."""
     errors = [ratio.error for ratio in unchanged if ratio.error is not None]
     if len(errors) < FEWEST_CONTROLS:
         return None
@@ -325,9 +376,9 @@ def control(unchanged: Sequence[Ratio]) -> Optional[Control]:
 def over_control(ratio: Ratio, control: Control, confidence: float) -> Ratio:
     """Return the ratio of a row of two separate runs over that of the rows that did not change.
 
-    A row is off from the mean of the others by as much as they are from each other (a random effect of each row and
-    run), by the error of that mean, and by what its own rounds scatter more than theirs. The degrees of freedom are
-    those of a sum of two variances (Satterthwaite 1946)."""
+    A row is off from the mean of the others by as much as they are from each other (a random effect
+    of each row and run), by the error of that mean, and by what its own rounds scatter more than
+    theirs. The degrees of freedom are those of a sum of two variances (Satterthwaite 1946)."""
     if ratio.error is None:
         return ratio._replace(ratio=ratio.ratio / math.exp(control.center))
     row_variance = control.spread * (1 + 1 / control.rows)
@@ -335,10 +386,14 @@ def over_control(ratio: Ratio, control: Control, confidence: float) -> Ratio:
     total = row_variance + round_variance
     freedom = control.rows - 1.0
     if total:
-        freedom = total**2 / (row_variance**2 / (control.rows - 1) + round_variance**2 / ratio.freedom)
+        freedom = total**2 / (
+            row_variance**2 / (control.rows - 1) + round_variance**2 / ratio.freedom
+        )
     center = math.log(ratio.ratio) - control.center
     error = math.sqrt(total)
-    return Ratio.around(center, error, freedom, confidence, ratio.baseline, ratio.new, ratio.batches)
+    return Ratio.around(
+        center, error, freedom, confidence, ratio.baseline, ratio.new, ratio.batches
+    )
 
 
 class Margins(NamedTuple):
@@ -363,23 +418,25 @@ class Evidence:
     """
 
     margins: Margins = Margins()
-    ratio: Optional[Ratio] = None
+    ratio: Ratio | None = None
     paired: bool = True
     beside_load: bool = False
-    control: Optional[Control] = None
-    rounds: Tuple[int, int] = (0, 0)
-    busy: Tuple[float, float] = (0.0, 0.0)
+    control: Control | None = None
+    rounds: tuple[int, int] = (0, 0)
+    busy: tuple[float, float] = (0.0, 0.0)
 
     @cached_property
-    def judged(self) -> Optional[Ratio]:
-        """Return the ratio that the verdict is of: two separate runs' over their control, if any."""
+    def judged(self) -> Ratio | None:
+        """Return the ratio that the verdict is of: two separate runs' over their control, if
+        any."""
         if self.ratio is None or self.control is None:
             return self.ratio
         return over_control(self.ratio, self.control, self.margins.confidence)
 
     @property
-    def by_round(self) -> List[float]:
-        """Return the ratio of each round in the order of time; empty where rounds were not paired."""
+    def by_round(self) -> list[float]:
+        """Return the ratio of each round in the order of time; empty where rounds were not
+        paired."""
         ratio = self.ratio
         if ratio is None or len(ratio.baseline) != len(ratio.new):
             return []

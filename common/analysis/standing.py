@@ -1,20 +1,22 @@
-"""Compare the times of two rows: a ratio with its interval, a verdict in a word, and the reason in a sentence.
+"""Compare the times of two rows: a ratio with its interval, a verdict in a word, and the reason in
+a sentence.
 
-Tables rank each row against the fastest of its kind, compare judges each new run against its baseline; both by `stand`.
+Tables rank each row against the fastest of its kind, compare judges each new run against its
+baseline; both by `stand`.
 
-Kinds are ranked apart, since an approximation that is faster is not the faster loss.  So are losses under another torch
-than most, since a ratio to them would be that of the torches too.  Only rows with status ok are ranked, and interrupted
-ones over their complete rounds.  The intervals of a kind hold together for all pairs of its rows, since any row could
-have come out as the fastest.
+Kinds are ranked apart, since an approximation that is faster is not the faster loss.  So are losses
+under another torch than most, since a ratio to them would be that of the torches too.  Only rows
+with status ok are ranked, and interrupted ones over their complete rounds.  The intervals of a kind
+hold together for all pairs of its rows, since any row could have come out as the fastest.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median
-from typing import List, Optional, Sequence, Set, Tuple
 
 from rnnt_bench.analysis import ratios
 from rnnt_bench.analysis.doubts import BUSY_LIMIT, CALM, Doubt, about_ratio, load_of
@@ -25,7 +27,8 @@ from rnnt_bench.records.schema import Record
 
 #: The verdict where too few rounds are free of other load.
 BESIDE_LOAD = "beside load"
-#: A ratio that no noise explains, where too few rounds give no interval: a loop in Python on one batch.
+#: A ratio that no noise explains, where too few rounds give no interval: a loop in Python on one
+#: batch.
 FAR = 3.0
 #: A ratio that other load beside one of two rows is not taken to explain.
 BEYOND_LOAD = 10.0
@@ -53,30 +56,31 @@ class Standing(ratios.Evidence):
         return self.row is self.baseline
 
     @property
-    def factor(self) -> Optional[float]:
-        """Return how many times the baseline's time the row takes; None where nothing can be compared."""
+    def factor(self) -> float | None:
+        """Return how many times the baseline's time the row takes; None where nothing can be
+        compared."""
         if self.is_fastest:
             return 1.0
         return self.ratio.ratio if self.ratio else None
 
     @property
-    def over_control(self) -> Optional[float]:
+    def over_control(self) -> float | None:
         return self.judged.ratio if self.judged and self.control else None
 
     @property
-    def low(self) -> Optional[float]:
+    def low(self) -> float | None:
         return self.judged.low if self.judged else None
 
     @property
-    def high(self) -> Optional[float]:
+    def high(self) -> float | None:
         return self.judged.high if self.judged else None
 
     @cached_property
-    def doubts(self) -> List[Doubt]:
+    def doubts(self) -> list[Doubt]:
         return about_ratio(self)
 
     @property
-    def kinds(self) -> Set[str]:
+    def kinds(self) -> set[str]:
         """Return the kinds of its doubts."""
         return {doubt.kind for doubt in self.doubts}
 
@@ -87,8 +91,8 @@ class Standing(ratios.Evidence):
 
     @cached_property
     def verdict(self) -> str:
-        """Return "fastest", "faster", "slower", "same", "unclear" or BESIDE_LOAD: beyond the tolerance is the whole
-        interval and nothing raises a doubt, or "same": within it."""
+        """Return "fastest", "faster", "slower", "same", "unclear" or BESIDE_LOAD: beyond the
+        tolerance is the whole interval and nothing raises a doubt, or "same": within it."""
         if self.beside_load:
             return BESIDE_LOAD
         if self.is_fastest:
@@ -118,7 +122,8 @@ class Standing(ratios.Evidence):
         span = f"the interval, {_span(ratio.low, ratio.high)},"
         tolerance = percent(self.margins.tolerance)
         load = load_of(self) if max(self.busy) > BUSY_LIMIT else ""
-        if self.verdict == "unclear":  # more rounds beside the same load are the second thing to try
+        # more rounds beside the same load are the second thing to try
+        if self.verdict == "unclear":
             advice = "more --rounds would narrow it"
             if self.control:
                 advice = "measure both in one run to narrow it"
@@ -141,7 +146,7 @@ class Standing(ratios.Evidence):
         return "no batch was timed on both sides in every round"
 
     @property
-    def both_ms(self) -> Tuple[Optional[float], Optional[float]]:
+    def both_ms(self) -> tuple[float | None, float | None]:
         """Return the mean of the medians of the batches that both have, the baseline first."""
         if self.ratio is None:
             return None, None
@@ -150,11 +155,14 @@ class Standing(ratios.Evidence):
             for row in (self.baseline, self.row)
         )
         shared = before.keys() & after.keys()
-        return fmean(median(before[batch]) for batch in shared), fmean(median(after[batch]) for batch in shared)
+        return fmean(median(before[batch]) for batch in shared), fmean(
+            median(after[batch]) for batch in shared
+        )
 
     @property
     def lost(self) -> bool:
-        """Tell whether the row was to be timed and ended well, but has no times, and the baseline has."""
+        """Tell whether the row was to be timed and ended well, but has no times, and the baseline
+        has."""
         asked = self.row.header.settings
         was_asked = "timing" in (asked.passes or ()) and self.scope in (asked.scopes or ())
         return was_asked and bool(self.rounds[0]) and not self.rounds[1] and self.row.status == "ok"
@@ -208,8 +216,13 @@ class Standing(ratios.Evidence):
 
 
 def _span(low: float, high: float) -> str:
-    """Return an interval in percent, or in times where the percentages would have four digits or more."""
-    return f"{low - 1:+.1%} to {high - 1:+.1%}" if high < 10 else f"{low:.3g} to {high:.4g} times the baseline"
+    """Return an interval in percent, or in times where the percentages would have four digits or
+    more."""
+    return (
+        f"{low - 1:+.1%} to {high - 1:+.1%}"
+        if high < 10
+        else f"{low:.3g} to {high:.4g} times the baseline"
+    )
 
 
 def percent(fraction: float, digits: int = 3) -> str:
@@ -218,10 +231,12 @@ def percent(fraction: float, digits: int = 3) -> str:
 
 
 def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Standing:
-    """Return how a row stands against another, without rounds beside other load where enough others are left."""
-    together = row.header.run_id == baseline.header.run_id  # measured in alternation, in the rounds of one run
+    """Return how a row stands against another, without rounds beside other load where enough others
+    are left."""
+    # measured in alternation, in the rounds of one run
+    together = row.header.run_id == baseline.header.run_id
     both = [baseline.times_of(scope), row.times_of(scope)]
-    sides: List[ratios.Rounds] = []
+    sides: list[ratios.Rounds] = []
     beside_load = False
     for run in [both] if together else [both[:1], both[1:]]:
         loaded = {name for times in run for name in times.loaded}
@@ -247,18 +262,27 @@ def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Stan
 # Ranking.
 
 
-def standings(rows: Sequence[Row], scope: str) -> List[Standing]:
-    """Return the standings of the rows that can be compared: the fastest first, then the others by their ratio. The
-    first is `beside_load` where other load may have changed which row is the fastest."""
+def standings(rows: Sequence[Row], scope: str) -> list[Standing]:
+    """Return the standings of the rows that can be compared: the fastest first, then the others by
+    their ratio. The first is `beside_load` where other load may have changed which row is the
+    fastest."""
     timed = [row for row in rows if row.is_comparable and row.times_of(scope).medians]
     if not timed:
         return []
     margins = Margins(confidence=statistics.confidence_of_each(len(timed) * (len(timed) - 1) // 2))
-    counts = [len({batch for medians in row.times_of(scope).medians.values() for batch in medians}) for row in timed]
-    whole = [row for row, number in zip(timed, counts) if number == max(counts)]  # a few batches make none the fastest
+    counts = [
+        len({batch for medians in row.times_of(scope).medians.values() for batch in medians})
+        for row in timed
+    ]
+    # a few batches make none the fastest
+    whole = [row for row, number in zip(timed, counts) if number == max(counts)]
     fastest = min(whole, key=lambda row: _size(stand(row, whole[0], scope, margins)))
-    others = sorted((stand(row, fastest, scope, margins) for row in timed if row is not fastest), key=_size)
-    withheld = fastest.is_beside_load(scope) or any(other.beside_load for other in others if other.may_be_as_fast)
+    others = sorted(
+        (stand(row, fastest, scope, margins) for row in timed if row is not fastest), key=_size
+    )
+    withheld = fastest.is_beside_load(scope) or any(
+        other.beside_load for other in others if other.may_be_as_fast
+    )
     first = Standing(fastest, fastest, scope, margins=margins, beside_load=withheld)
     return [first, *others]
 
@@ -268,8 +292,8 @@ def _size(standing: Standing) -> float:
 
 
 def set_apart(rows: Sequence[Row]) -> None:
-    """Set `under` of rows whose torch, or the rate of whose products, is not the one that most losses have under no
-    condition; of equals the newest torch is it."""
+    """Set `under` of rows whose torch, or the rate of whose products, is not the one that most
+    losses have under no condition; of equals the newest torch is it."""
     measured = [row for row in rows if row.torch and row.is_measured]
     conditions = [_condition(row) for row in measured if row.loss == row.name]
     conditions = conditions or [_condition(row) for row in measured]
@@ -289,17 +313,19 @@ def set_apart(rows: Sequence[Row]) -> None:
         row.under = " and ".join(parts)
 
 
-def _numbers(version: str) -> List[int]:
+def _numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".") if part.isdigit()]
 
 
-def _condition(row: Row) -> Tuple[str, bool]:
-    """Return the version of torch, and whether MKL takes the path that it takes on Intel's processors."""
+def _condition(row: Row) -> tuple[str, bool]:
+    """Return the version of torch, and whether MKL takes the path that it takes on Intel's
+    processors."""
     return row.torch, bool(row.environment.mkl_as_intel)
 
 
 def rank_times(group: Sequence[Row]) -> None:
-    """Set `against_fastest` of the rows of one configuration by the step, or by the loss for a row without a step."""
+    """Set `against_fastest` of the rows of one configuration by the step, or by the loss for a row
+    without a step."""
     set_apart(group)
     for row in group:
         row.against_fastest = row.loss_against_fastest = row.with_fast_products = None
@@ -312,15 +338,26 @@ def rank_times(group: Sequence[Row]) -> None:
     controls = {row.loss: row for row in ok if row.name == f"{row.loss}@{implementations.FAST_MKL}"}
     for row in group:
         standing = row.against_fastest
-        if standing and not standing.is_fastest and {row.name, standing.baseline.name} <= controls.keys():
+        if (
+            standing
+            and not standing.is_fastest
+            and {row.name, standing.baseline.name} <= controls.keys()
+        ):
             fastest = controls[standing.baseline.name]
-            row.with_fast_products = stand(controls[row.name], fastest, standing.scope, standing.margins)
+            row.with_fast_products = stand(
+                controls[row.name], fastest, standing.scope, standing.margins
+            )
 
 
-def drifts(rows: Sequence[Row]) -> List[Tuple[Standing, ratios.Drift]]:
-    """Return the rows whose ratio surely changes along the rounds; the intervals hold together for all of them."""
+def drifts(rows: Sequence[Row]) -> list[tuple[Standing, ratios.Drift]]:
+    """Return the rows whose ratio surely changes along the rounds; the intervals hold together for
+    all of them."""
     ranked = [row.against_fastest for row in rows if row.against_fastest]
     compared = [standing for standing in ranked if standing.paired and standing.by_round]
     confidence = statistics.confidence_of_each(len(compared))
     drifting = [(standing, ratios.drift(standing.by_round, confidence)) for standing in compared]
-    return [(standing, drift) for standing, drift in drifting if drift and (drift.low > 1 or drift.high < 1)]
+    return [
+        (standing, drift)
+        for standing, drift in drifting
+        if drift and (drift.low > 1 or drift.high < 1)
+    ]

@@ -1,14 +1,17 @@
-"""Summarize the samples of one run: times, stages, rates, medians of rounds, other load, and how near a limit they are.
+"""Summarize the samples of one run: times, stages, rates, medians of rounds, other load, and how
+near a limit they are.
 
-The limit is the time that the device needs at least for a batch (docs/method.md): the bytes that the layout of a loss
-moves over the rate of memory, or the products of a step over the best rate of products.
+The limit is the time that the device needs at least for a batch (docs/method.md): the bytes that
+the layout of a loss moves over the rate of memory, or the products of a step over the best rate of
+products.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from statistics import fmean, geometric_mean, median
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple
 
 from rnnt_bench.core import implementations, statistics, text
 from rnnt_bench.records import schema, store
@@ -32,7 +35,7 @@ class Sample(NamedTuple):
     at_s: float
     ms: float
     flagged: bool
-    foreign_cpu: Optional[float]
+    foreign_cpu: float | None
     beside_load: bool = False
 
 
@@ -48,11 +51,11 @@ class Times(NamedTuple):
         loaded: rounds beside other load for more than half of their time
     """
 
-    ms: Optional[statistics.Summary] = None
-    interval: Optional[List[float]] = None
-    event: Optional[statistics.Summary] = None
-    wall: Optional[statistics.Summary] = None
-    forward: Optional[statistics.Summary] = None
+    ms: statistics.Summary | None = None
+    interval: list[float] | None = None
+    event: statistics.Summary | None = None
+    wall: statistics.Summary | None = None
+    forward: statistics.Summary | None = None
     stages: Mapping[str, float] = {}
     medians: Mapping[str, Mapping[str, float]] = {}
     loaded: Sequence[str] = ()
@@ -63,14 +66,19 @@ def summarize(samples: Sequence[schema.Sample], scope: str) -> Times:
     timed = [sample for sample in samples if sample.scope == scope]
     rounds = text.gathered((str(sample.round), sample) for sample in timed)
     medians = {name: _medians(lines, 1e6) for name, lines in rounds.items()}
-    interval = statistics.interval([fmean(batches.values()) for batches in medians.values()])  # not over samples
+    # not over samples
+    interval = statistics.interval([fmean(batches.values()) for batches in medians.values()])
 
-    def described(key: str) -> Optional[statistics.Summary]:
+    def described(key: str) -> statistics.Summary | None:
         durations = ((sample.batch, getattr(sample, key)) for sample in timed)
-        return statistics.describe(text.gathered((batch, ns / 1e6) for batch, ns in durations if ns is not None))
+        return statistics.describe(
+            text.gathered((batch, ns / 1e6) for batch, ns in durations if ns is not None)
+        )
 
     stages = text.gathered_twice(
-        (stage, sample.batch, ns / 1e6) for sample in timed for stage, ns in (sample.stages or {}).items()
+        (stage, sample.batch, ns / 1e6)
+        for sample in timed
+        for stage, ns in (sample.stages or {}).items()
     )
     events = described("total_event_ns")
     return Times(
@@ -86,24 +94,29 @@ def summarize(samples: Sequence[schema.Sample], scope: str) -> Times:
     )
 
 
-def _medians(samples: Sequence[schema.Sample], unit_ns: float) -> Dict[str, float]:
+def _medians(samples: Sequence[schema.Sample], unit_ns: float) -> dict[str, float]:
     """Return the median time by batch, in a unit of so many nanoseconds."""
     by_batch = text.gathered((str(sample.batch), sample.ranked_ns / unit_ns) for sample in samples)
     return {batch: median(durations) for batch, durations in by_batch.items()}
 
 
-def rates(samples: Sequence[schema.Sample], batches: Sequence[schema.Batch]) -> Tuple[Optional[float], Optional[float]]:
-    """Return (utterances, frames) per second of the measured batches, over the sum of the medians of their samples."""
+def rates(
+    samples: Sequence[schema.Sample], batches: Sequence[schema.Batch]
+) -> tuple[float | None, float | None]:
+    """Return (utterances, frames) per second of the measured batches, over the sum of the medians
+    of their samples."""
     medians = _medians(samples, 1e9)
     timed = [batch for batch in batches if str(batch.index) in medians]
     if not timed:
         return None, None
     seconds = sum(medians[str(batch.index)] for batch in timed)
     frames = [batch.frames for batch in timed if batch.frames is not None]
-    return sum(batch.N for batch in timed) / seconds, sum(frames) / seconds if len(frames) == len(timed) else None
+    return sum(batch.N for batch in timed) / seconds, sum(frames) / seconds if len(frames) == len(
+        timed
+    ) else None
 
 
-def in_order(timed: Sequence[schema.Sample]) -> List[Sample]:
+def in_order(timed: Sequence[schema.Sample]) -> list[Sample]:
     """Return the samples in the order taken, without warm-up."""
     ends = accumulate(line.ranked_ns / 1e9 for line in timed)
     return [
@@ -122,9 +135,13 @@ def in_order(timed: Sequence[schema.Sample]) -> List[Sample]:
     ]
 
 
-def others_cpu(samples: Sequence[schema.Sample]) -> Optional[float]:
+def others_cpu(samples: Sequence[schema.Sample]) -> float | None:
     """Return the share of the CPUs that other processes took, averaged over the time of samples."""
-    shares = [(sample.total_wall_ns, sample.foreign_cpu) for sample in samples if sample.foreign_cpu is not None]
+    shares = [
+        (sample.total_wall_ns, sample.foreign_cpu)
+        for sample in samples
+        if sample.foreign_cpu is not None
+    ]
     total = sum(ns for ns, _ in shares)
     return sum(ns * share for ns, share in shares) / total if total else None
 
@@ -136,49 +153,55 @@ class DeviceRates(NamedTuple):
     """Hold how fast the device is at best; None where that was not measured.
 
     Attributes:
-        memory: bytes per second of the largest buffer, the median of the processes that measured it, since their pages
-            differ
+        memory: bytes per second of the largest buffer, the median of the processes that measured
+            it, since their pages differ
         memory_low, memory_high: range over the processes
-        torch, loop: operations per second of matrix products by torch.mm and by the suite's own loop, the best of all
-            processes; under a preloaded library torch's rate is another one, and the others are not
+        torch, loop: operations per second of matrix products by torch.mm and by the suite's own
+            loop, the best of all processes; under a preloaded library torch's rate is another one,
+            and the others are not
     """
 
-    memory: Optional[float] = None
-    memory_low: Optional[float] = None
-    memory_high: Optional[float] = None
-    torch: Optional[float] = None
-    loop: Optional[float] = None
+    memory: float | None = None
+    memory_low: float | None = None
+    memory_high: float | None = None
+    torch: float | None = None
+    loop: float | None = None
 
     @property
-    def products(self) -> Optional[float]:
+    def products(self) -> float | None:
         """Return the larger rate of products."""
         return max(filter(None, (self.torch, self.loop)), default=None)
 
 
-def device_rates(limits: Sequence[schema.Limits], mkl_as_intel: Optional[bool] = None) -> DeviceRates:
-    """Return the rates of a run. mkl_as_intel: as in the environment whose torch is meant; None: not known."""
+def device_rates(limits: Sequence[schema.Limits], mkl_as_intel: bool | None = None) -> DeviceRates:
+    """Return the rates of a run. mkl_as_intel: as in the environment whose torch is meant; None:
+    not known."""
     moved = [_bytes_per_second(line.streams) for line in limits if line.streams]
-    best: Dict[str, float] = {}
+    best: dict[str, float] = {}
     for line in limits:
-        is_other = None not in (mkl_as_intel, line.mkl_as_intel) and line.mkl_as_intel != mkl_as_intel
+        is_other = (
+            None not in (mkl_as_intel, line.mkl_as_intel) and line.mkl_as_intel != mkl_as_intel
+        )
         for product in line.products:
             if product.by != "torch" or not is_other:
-                best[product.by] = max(best.get(product.by, 0.0), 2e9 * product.n**3 / min(product.ns))
+                best[product.by] = max(
+                    best.get(product.by, 0.0), 2e9 * product.n**3 / min(product.ns)
+                )
     result = DeviceRates(torch=best.get("torch"), loop=best.get("loop"))
     if not moved:
         return result
     return result._replace(memory=median(moved), memory_low=min(moved), memory_high=max(moved))
 
 
-#: torch's products are slow below this share of the processor's rate, if a preloaded library makes them so many times
-#: as fast.
+#: torch's products are slow below this share of the processor's rate, if a preloaded library makes
+#: them so many times as fast.
 SLOW, FASTER = 0.8, 1.2
 
 
-def slow_products(limits: Sequence[schema.Limits]) -> Optional[float]:
-    """Return torch's rate of products over the processor's where it is slow, and MKL's other path makes it faster; None
-    elsewhere, and where that is not known. Records of products alone tell, which are of one thread: beside other load
-    two threads wait for each other."""
+def slow_products(limits: Sequence[schema.Limits]) -> float | None:
+    """Return torch's rate of products over the processor's where it is slow, and MKL's other path
+    makes it faster; None elsewhere, and where that is not known. Records of products alone tell,
+    which are of one thread: beside other load two threads wait for each other."""
     probe = [line for line in limits if not line.streams]
     here = device_rates(probe, mkl_as_intel=False)
     preloaded = device_rates(probe, mkl_as_intel=True)
@@ -191,18 +214,23 @@ def slow_products(limits: Sequence[schema.Limits]) -> Optional[float]:
 def _bytes_per_second(streams: Sequence[schema.Stream]) -> float:
     """Return the best rate of the largest buffer in one process, since other load only slows."""
     largest = max(stream.buffer_bytes for stream in streams)
-    return max(1e9 * stream.moved_bytes / min(stream.ns) for stream in streams if stream.buffer_bytes == largest)
+    return max(
+        1e9 * stream.moved_bytes / min(stream.ns)
+        for stream in streams
+        if stream.buffer_bytes == largest
+    )
 
 
 def least_work(
     scope: str, kind: str, batch: schema.Batch, settings: schema.RecordedSettings, share: float
-) -> Tuple[float, float]:
-    """Return (bytes to move, operations of matrix products) of a batch without its padding, at least.
-    Only needed cells count, those whose posterior the gradient's dtype can tell from zero; an exact loss may leave out
-    the others. The loss alone reads their logits for the normalisers and again for the gradient, and writes gradients
-    of all cells. A step stores no logits: inputs, weights and their gradients move, and each needed cell takes three
-    products of 2 H V. Pruned losses have S symbols a frame, two projections, and normalisers of am + lm. share: the
-    needed cells over all."""
+) -> tuple[float, float]:
+    """Return (bytes to move, operations of matrix products) of a batch without its padding, at
+    least. Only needed cells count, those whose posterior the gradient's dtype can tell from zero;
+    an exact loss may leave out the others. The loss alone reads their logits for the normalisers
+    and again for the gradient, and writes gradients of all cells. A step stores no logits: inputs,
+    weights and their gradients move, and each needed cell takes three products of 2 H V. Pruned
+    losses have S symbols a frame, two projections, and normalisers of am + lm. share: the needed
+    cells over all."""
     itemsize, H = ITEMSIZE[settings.dtype], settings.encoder_dim
     V = settings.vocab_size + len(implementations.durations_of(kind, settings.durations))
     visited = batch.useful_cells  # the cells that this kind can need
@@ -212,7 +240,9 @@ def least_work(
         visited = batch.pruned_cells or visited
     needed = min(share * batch.useful_cells, visited)
     if scope == "loss":
-        written = batch.pruned_cells if kind == "pruned" and batch.pruned_cells else batch.useful_cells
+        written = (
+            batch.pruned_cells if kind == "pruned" and batch.pruned_cells else batch.useful_cells
+        )
         return itemsize * V * (2 * needed + written), 0.0
     rows = (batch.frames or 0) + (batch.tokens or 0) + batch.N
     layers = 1
@@ -229,14 +259,20 @@ def limit_percent(
     batches: Sequence[schema.Batch],
     settings: schema.RecordedSettings,
     samples: Sequence[schema.Sample],
-    at_size: Optional[schema.AtSize],
-) -> Dict[str, float]:
-    """Return by scope how many percent of the time the limit is, the geometric mean over batches; empty where the
-    records hold too little. at_size: of the correctness pass, which counted the needed cells."""
+    at_size: schema.AtSize | None,
+) -> dict[str, float]:
+    """Return by scope how many percent of the time the limit is, the geometric mean over batches;
+    empty where the records hold too little. at_size: of the correctness pass, which counted the
+    needed cells."""
     is_known = (
-        settings.dtype in ITEMSIZE and settings.vocab_size and settings.encoder_dim and settings.mode != "forward"
+        settings.dtype in ITEMSIZE
+        and settings.vocab_size
+        and settings.encoder_dim
+        and settings.mode != "forward"
     )
-    if not (rates.memory and is_known and at_size and at_size.needed_cells and at_size.useful_cells):
+    if not (
+        rates.memory and is_known and at_size and at_size.needed_cells and at_size.useful_cells
+    ):
         return {}
     share = at_size.needed_cells / at_size.useful_cells
     percent = {}
@@ -251,5 +287,7 @@ def limit_percent(
                 limits[str(batch.index)] = seconds
         medians = _medians(timed, 1e9)
         if medians.keys() <= limits.keys():
-            percent[scope] = 100 * geometric_mean([limits[batch] / seconds for batch, seconds in medians.items()])
+            percent[scope] = 100 * geometric_mean(
+                [limits[batch] / seconds for batch, seconds in medians.items()]
+            )
     return percent

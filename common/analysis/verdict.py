@@ -1,15 +1,17 @@
-"""Pick the best rows of one configuration, the fastest, the smallest, the fastest approximation, and put it in words.
-Times as in the tables (see standing.py): a loss is surely the fastest when every other under its torch is "slower".
-Memory and largest batches are measured in one process and have no interval; there a margin decides. A sentence is a
-list of texts and of links to the files that its numbers are from, without a full stop."""
+"""Pick the best rows of one configuration, the fastest, the smallest, the fastest approximation,
+and put it in words. Times as in the tables (see standing.py): a loss is surely the fastest when
+every other under its torch is "slower". Memory and largest batches are measured in one process and
+have no interval; there a margin decides. A sentence is a list of texts and of links to the files
+that its numbers are from, without a full stop."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import NamedTuple
 
 from rnnt_bench.analysis import control, doubts, groups
 from rnnt_bench.analysis.ratios import Drift, Ratio
@@ -44,15 +46,15 @@ class Pick:
     """
 
     row: Row
-    rivals: List[Row] = field(default_factory=list)
-    next: Optional[Row] = None
-    factor: Optional[float] = None
+    rivals: list[Row] = field(default_factory=list)
+    next: Row | None = None
+    factor: float | None = None
     scope: str = "step"
-    next_ratio: Optional[Ratio] = None
-    next_time: Optional[float] = None
-    over: Optional[Ratio] = None
-    memory: Optional[float] = None
-    judged: Optional[parts.Judged] = None
+    next_ratio: Ratio | None = None
+    next_time: float | None = None
+    over: Ratio | None = None
+    memory: float | None = None
+    judged: parts.Judged | None = None
     withheld: str = ""
 
     @property
@@ -66,22 +68,23 @@ class LogitsPick(NamedTuple):
     Attributes:
         loss: by the loss alone
         step: by the step of the losses that take logits, which a training pays for
-        best: the answer, by the step, or by the loss alone among those that may be as fast by the step; None where it
-            is unclear
+        best: the answer, by the step, or by the loss alone among those that may be as fast by the
+            step; None where it is unclear
     """
 
     loss: Pick
-    step: Optional[Pick]
-    best: Optional[Pick]
+    step: Pick | None
+    best: Pick | None
 
 
-#: The picks of the fastest exact loss, for given logits, the smallest and an approximation; None where there is no
-#: answer, or it was not measured.
-Picks = Tuple[Optional[Pick], Optional[LogitsPick], Optional[Pick], Optional[Pick]]
+#: The picks of the fastest exact loss, for given logits, the smallest and an approximation; None
+#: where there is no answer, or it was not measured.
+Picks = tuple[Pick | None, LogitsPick | None, Pick | None, Pick | None]
 
 
 def picks(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Picks:
-    """Return the picks of rows of one group. folders: where a conformance matrix may be, besides docs/."""
+    """Return the picks of rows of one group. folders: where a conformance matrix may be, besides
+    docs/."""
     quick = fastest(rows)
     approximate = fastest(rows, ("pruned",))
     if approximate and quick:
@@ -89,22 +92,29 @@ def picks(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Picks:
         memory = None
         if approximate.row.peak_mb and quick.row.peak_mb:
             memory = approximate.row.peak_mb / quick.row.peak_mb
-        approximate = replace(approximate, over=None if standing.beside_load else standing.ratio, memory=memory)
-    return with_judgement(quick, folders), given_logits(rows), smallest(rows), with_judgement(approximate, folders)
+        approximate = replace(
+            approximate, over=None if standing.beside_load else standing.ratio, memory=memory
+        )
+    return (
+        with_judgement(quick, folders),
+        given_logits(rows),
+        smallest(rows),
+        with_judgement(approximate, folders),
+    )
 
 
-def with_judgement(pick: Optional[Pick], folders: Sequence[Path]) -> Optional[Pick]:
+def with_judgement(pick: Pick | None, folders: Sequence[Path]) -> Pick | None:
     """Return the pick with what the conformance matrix says of its loss."""
     return pick and replace(pick, judged=parts.judged(pick.row.loss, folders))
 
 
-def fastest(rows: Sequence[Row], kinds: Optional[Sequence[Optional[str]]] = None) -> Optional[Pick]:
+def fastest(rows: Sequence[Row], kinds: Sequence[str | None] | None = None) -> Pick | None:
     """Return the fastest of these kinds by the step, or by the loss where no step was timed."""
     rows = _ok(rows, kinds)
     return by_time(rows, "step") or by_time(rows, "loss")
 
 
-def given_logits(rows: Sequence[Row]) -> Optional[LogitsPick]:
+def given_logits(rows: Sequence[Row]) -> LogitsPick | None:
     """Return the pick of the exact rows that take logits; None where no loss was timed alone."""
     taking = [row for row in _ok(rows) if row.loss_alone.ms]
     loss = by_time(taking, "loss")
@@ -120,7 +130,7 @@ def given_logits(rows: Sequence[Row]) -> Optional[LogitsPick]:
     return LogitsPick(loss, step, best)
 
 
-def by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
+def by_time(rows: Sequence[Row], scope: str) -> Pick | None:
     ranked = standings(rows, scope)
     if not ranked:
         return None
@@ -142,8 +152,9 @@ def by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
     )
 
 
-def smallest(rows: Sequence[Row]) -> Optional[Pick]:
-    """Return the exact row with the least memory, by utterance too, and how the next one's time stands to its."""
+def smallest(rows: Sequence[Row]) -> Pick | None:
+    """Return the exact row with the least memory, by utterance too, and how the next one's time
+    stands to its."""
     peaks = [(peak, row) for row in _ok(rows, _with_pieces(rows)) if (peak := row.peak_mb)]
     if not peaks:
         return None
@@ -157,27 +168,29 @@ def smallest(rows: Sequence[Row]) -> Optional[Pick]:
     return Pick(best, rivals, following, peak / least, next_time=next_time)
 
 
-def _with_pieces(rows: Sequence[Row]) -> Sequence[Optional[str]]:
-    """Return the ranked kinds, and that of exact losses by utterance, which differ from those in memory and time."""
+def _with_pieces(rows: Sequence[Row]) -> Sequence[str | None]:
+    """Return the ranked kinds, and that of exact losses by utterance, which differ from those in
+    memory and time."""
     kinds = ranked_kinds(rows)
     return (*kinds, implementations.BY_UTTERANCE) if kinds == EXACT else kinds
 
 
-def ranked_kinds(rows: Sequence[Row]) -> Sequence[Optional[str]]:
-    """Return the kinds whose fastest a verdict names: the exact losses, or those of the rows' one lattice."""
+def ranked_kinds(rows: Sequence[Row]) -> Sequence[str | None]:
+    """Return the kinds whose fastest a verdict names: the exact losses, or those of the rows' one
+    lattice."""
     kinds = {row.kind for row in rows if row.is_comparable and not row.under}
     lattices = kinds.intersection(implementations.LATTICES)
     return EXACT if kinds.intersection(EXACT) or len(lattices) != 1 else tuple(lattices)
 
 
-def _ok(rows: Sequence[Row], kinds: Optional[Sequence[Optional[str]]] = None) -> List[Row]:
+def _ok(rows: Sequence[Row], kinds: Sequence[str | None] | None = None) -> list[Row]:
     kinds = ranked_kinds(rows) if kinds is None else kinds
     return [row for row in rows if row.is_comparable and row.kind in kinds and not row.under]
 
 
 # In words.
 
-Words = List[Union[str, parts.Link]]
+Words = list[str | parts.Link]
 
 #: Corners of a loss that a verdict names.
 MOST_CAVEATS = 4
@@ -191,7 +204,8 @@ LOGITS = {
 
 
 class Measure(NamedTuple):
-    """Hold what rows are compared by.  shown: returns a row's value in words; noun: of what a ratio is."""
+    """Hold what rows are compared by.  shown: returns a row's value in words; noun: of what a ratio
+    is."""
 
     shown: Callable[[Row], str]
     noun: str
@@ -215,8 +229,9 @@ def value(row: Row, measure: Measure) -> parts.Link:
 # Picks.
 
 
-def headline(pick: Pick, small: Optional[Pick] = None) -> str:
-    """Return the advice in one sentence.  small: the pick of the smallest, by whose peak the memory is judged."""
+def headline(pick: Pick, small: Pick | None = None) -> str:
+    """Return the advice in one sentence.  small: the pick of the smallest, by whose peak the memory
+    is judged."""
     if pick.withheld:
         return "No answer yet: samples ran beside other load"
     if not pick.sure:
@@ -231,12 +246,17 @@ def headline(pick: Pick, small: Optional[Pick] = None) -> str:
     words += " than the next exact loss"
     if small and small.row is pick.row and small.sure and small.next:
         words += f" and {text.number(small.factor, 2)}x smaller than {name_of(small.next)}"
-    elif small and small.row.peak_mb and pick.row.peak_mb and pick.row not in [small.row, *small.rivals]:
+    elif (
+        small
+        and small.row.peak_mb
+        and pick.row.peak_mb
+        and pick.row not in [small.row, *small.rivals]
+    ):
         words += f", with {text.number(pick.row.peak_mb / small.row.peak_mb, 2)}x the peak of {name_of(small.row)}"
     return words
 
 
-def _span(ratio: Optional[Ratio], digits: int = 3) -> str:
+def _span(ratio: Ratio | None, digits: int = 3) -> str:
     """Return the interval of a ratio in words; "" where it has none."""
     return text.interval(ratio.low, ratio.high, digits) if ratio else ""
 
@@ -247,7 +267,9 @@ NAMED = 3
 
 def either(names: Sequence[str]) -> str:
     """Return "a, b or c"; for more than four names "a, b, c or 2 more"."""
-    shown = list(names) if len(names) <= NAMED + 1 else [*names[:NAMED], f"{len(names) - NAMED} more"]
+    shown = (
+        list(names) if len(names) <= NAMED + 1 else [*names[:NAMED], f"{len(names) - NAMED} more"]
+    )
     return _listed(shown, " or ")
 
 
@@ -257,7 +279,8 @@ def _listed(words: Sequence[str], last: str) -> str:
 
 
 def against_next(pick: Pick, measure: Measure) -> Words:
-    """Return the value of the best row and how far the next is: "25.0 ms a step; next is b at 1.67x the time"."""
+    """Return the value of the best row and how far the next is: "25.0 ms a step; next is b at 1.67x
+    the time"."""
     best = value(pick.row, measure)
     if pick.next is None:
         return [best, "; the only one measured"]
@@ -271,7 +294,11 @@ def against_next(pick: Pick, measure: Measure) -> Words:
         return [best, f"; next is {behind}"]
     others = len(pick.rivals) - 1
     verb = f"and {others} more are" if others > 0 else "is"
-    advice = "; one round gives no interval: use --rounds 3 or more" if pick.next_ratio and not span else ""
+    advice = (
+        "; one round gives no interval: use --rounds 3 or more"
+        if pick.next_ratio and not span
+        else ""
+    )
     return [best, f"; {behind} {verb} too close to tell{advice}"]
 
 
@@ -286,10 +313,15 @@ def answer(pick: Pick, measure: Measure) -> Words:
 
 
 def of_products(pick: Pick, rows: Sequence[Row]) -> str:
-    """Return what of the nearest loss's ratio is torch's slow products, where controls tell, else "":
-    "optimized_transducer: 3.3x here, of which 1.9x are torch's slow products on this CPU; 1.7x without them (1.6 to
-    1.8)"."""
-    controlled = [row for row in _ok(rows) if row.with_fast_products and row.against_fastest.baseline is pick.row]
+    """Return what of the nearest loss's ratio is torch's slow products, where controls tell, else
+    "":
+    "optimized_transducer: 3.3x here, of which 1.9x are torch's slow products on this CPU; 1.7x
+    without them (1.6 to 1.8)"."""
+    controlled = [
+        row
+        for row in _ok(rows)
+        if row.with_fast_products and row.against_fastest.baseline is pick.row
+    ]
     row = min(controlled, key=lambda row: row.over_fastest or math.inf, default=None)
     if row is None or pick.withheld:
         return ""
@@ -337,7 +369,10 @@ def accuracy(row: Row) -> str:
     """Return "off by 3% on random logits, which does not bound it in training"."""
     by_logits = gaps(row.checked)
     if by_logits:
-        shares = [f"{_percent(gap)} on {LOGITS.get(kind, f'{kind} logits')}" for kind, gap in by_logits.items()]
+        shares = [
+            f"{_percent(gap)} on {LOGITS.get(kind, f'{kind} logits')}"
+            for kind, gap in by_logits.items()
+        ]
         return f"off by {_listed(shares, ' and ')}, which does not bound it in training"
     gap = row.checked.approximation_gap
     return "" if gap is None else f"off by {_percent(gap)}"
@@ -348,7 +383,7 @@ def _percent(gap: float) -> str:
     return f"{100 * abs(gap):.2g}%" if gap == 0 or abs(gap) >= 1e-5 else "less than 0.001%"
 
 
-def memory(row: Row, smallest: Optional[Pick]) -> Words:
+def memory(row: Row, smallest: Pick | None) -> Words:
     if row.peak_mb is None:
         return ["not measured"]
     least = smallest.row if smallest else row
@@ -362,11 +397,14 @@ def memory(row: Row, smallest: Optional[Pick]) -> Words:
     return [peak, f", {factor}x the peak of {name_of(least)} (", value(least, PEAK), ")"]
 
 
-def cautions(pick: Pick) -> Tuple[str, str]:
-    """Return the title "beware" or "corners", and what the conformance matrix says of the best row."""
+def cautions(pick: Pick) -> tuple[str, str]:
+    """Return the title "beware" or "corners", and what the conformance matrix says of the best
+    row."""
     name = pick.row.name
     check = f"{command('check')} --only {name}"
-    caveats = [doubt.words for doubt in doubts.doubts(pick.row) if doubt.kind in ("above limit", "coarse")]
+    caveats = [
+        doubt.words for doubt in doubts.doubts(pick.row) if doubt.kind in ("above limit", "coarse")
+    ]
     judged = ""  # which version, and when
     if pick.judged:
         caveats += pick.judged.caveats
@@ -390,10 +428,13 @@ def _day(moment: str) -> str:
     return f"{day.day} {day:%b %Y}"
 
 
-def since(row: Row, rows: Sequence[Row], scope: str) -> Optional[Tuple[str, str]]:
-    """Return ("since 24 Nov 2026", "fused +2%, within noise"): the change of a row's time from the newest earlier run
-    that measured the same on the same machine. rows: of its group, whose unchanged ones are the control."""
-    others = [other for other in rows if other.header.run_id == row.header.run_id and other is not row]
+def since(row: Row, rows: Sequence[Row], scope: str) -> tuple[str, str] | None:
+    """Return ("since 24 Nov 2026", "fused +2%, within noise"): the change of a row's time from the
+    newest earlier run that measured the same on the same machine. rows: of its group, whose
+    unchanged ones are the control."""
+    others = [
+        other for other in rows if other.header.run_id == row.header.run_id and other is not row
+    ]
     for earlier in row.earlier:
         runs = [(before, other) for other in others for before in other.earlier]
         pairs = [pair for pair in runs if pair[0].header.run_id == earlier.header.run_id]
@@ -414,7 +455,8 @@ def since(row: Row, rows: Sequence[Row], scope: str) -> Optional[Tuple[str, str]
 
 
 def over_fastest(standing: Standing) -> str:
-    """Return how a row stands against the fastest: ratio, batches and rounds, interval and verdict."""
+    """Return how a row stands against the fastest: ratio, batches and rounds, interval and
+    verdict."""
     ratio = standing.ratio
     begin = f"{standing.row.name} {standing.scope} over {standing.baseline.name}'s"
     if ratio is None:
@@ -426,11 +468,17 @@ def over_fastest(standing: Standing) -> str:
     if ratio.low is None:
         parts.append("one round gives no interval")
     else:
-        parts.append(f"95% interval over {len(ratio.new)} rounds {_span(ratio)}: {standing.verdict}")
+        parts.append(
+            f"95% interval over {len(ratio.new)} rounds {_span(ratio)}: {standing.verdict}"
+        )
         if ratio.of_file:
-            parts.append(f"{text.number(ratio.least, 3)} to {text.number(ratio.most, 3)} from batch to batch")
+            parts.append(
+                f"{text.number(ratio.least, 3)} to {text.number(ratio.most, 3)} from batch to batch"
+            )
         if standing.by_round:
-            parts.append(f"round by round {', '.join(text.number(factor, 3) for factor in standing.by_round)}")
+            parts.append(
+                f"round by round {', '.join(text.number(factor, 3) for factor in standing.by_round)}"
+            )
     if not standing.paired:
         parts.append("rounds of different runs: measure both in one to be sure")
     return "; ".join(parts)

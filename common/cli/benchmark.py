@@ -1,14 +1,15 @@
-"""Runs every benchmark script, from flags to a table and a report.  Every measuring command ends as this one does: what
-was measured is shown whatever stopped it, and tells the exit code."""
+"""Runs every benchmark script, from flags to a table and a report.  Every measuring command ends as
+this one does: what was measured is shown whatever stopped it, and tells the exit code."""
 
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple
 
 from rnnt_bench.analysis import logs, times
 from rnnt_bench.cli import cluster, parser
@@ -50,21 +51,27 @@ def benchmark(
     names: Sequence[str],
     arguments: Namespace,
     names_of_script: Sequence[str] = (),
-    executor: Optional[Executor] = None,
+    executor: Executor | None = None,
 ) -> int:
-    """Measure the implementations `names` as the flags say and print the table; return the exit code.
+    """Measure the implementations `names` as the flags say and print the table; return the exit
+    code.
 
-    names_of_script: those of the script that was started, which prefer the Python it was started with."""
+    names_of_script: those of the script that was started, which prefer the Python it was started
+      with."""
     if arguments.budget and arguments.sweep:
         raise UserError("--budget is for an ordinary run: leave --sweep out")
     executor = executor or Executor()
     flags = parser.read_settings(arguments)
     python_of = interpreters.choose_all(names, arguments.in_place, names_of_script)
     interpreters.need_torch(python_of)
-    device = interpreters.resolve_device(arguments.device, [choice.python for choice in python_of.values()])
+    device = interpreters.resolve_device(
+        arguments.device, [choice.python for choice in python_of.values()]
+    )
     is_default = tuple(getattr(arguments, "only", ())) == parser.standard()  # no row was named
     if is_default:
-        rows = default_rows(names, device, bool(arguments.budget), arguments.topology, bool(arguments.sweep))
+        rows = default_rows(
+            names, device, bool(arguments.budget), arguments.topology, bool(arguments.sweep)
+        )
         left_out = [name for name in names if name not in (*rows, *names_of_script)]
         if left_out and not arguments.quiet:
             say(f"left out unless --only or --topology names them: {', '.join(left_out)}")
@@ -76,7 +83,7 @@ def benchmark(
         flags["passes"] = flags["passes"] or ("correctness", "timing", "memory")
     cells = settings.cells(arguments.sweep)
     settings_of_cells = _settings(arguments.sweep, flags, device)
-    folders: List[Path] = []
+    folders: list[Path] = []
     with measuring() as ended:
         controls = Controls()
         if is_default and not arguments.budget:
@@ -84,7 +91,9 @@ def benchmark(
         for number, (cell, resolved) in enumerate(zip(cells, settings_of_cells), 1):
             if cell and not arguments.quiet:
                 say(f"cell {number} of {len(cells)}: {settings.words(cell)}")
-            measure = partial(_measure, python_of, controls, resolved, cell, flags, executor, folders)
+            measure = partial(
+                _measure, python_of, controls, resolved, cell, flags, executor, folders
+            )
             before = len(folders)
             try:
                 measure(arguments)
@@ -95,8 +104,8 @@ def benchmark(
 
 
 class Controls(NamedTuple):
-    """Hold the rows that measure losses under another condition for their times alone, and the ``limits`` records that
-    gave cause."""
+    """Hold the rows that measure losses under another condition for their times alone, and the
+    ``limits`` records that gave cause."""
 
     python_of: Mapping[str, interpreters.Choice] = {}
     limits: Sequence[Limits] = ()
@@ -109,26 +118,40 @@ def _controls(
     executor: Executor,
 ) -> Controls:
     """Return the controls of a run that no row was named for.  Raises Interrupted."""
-    limits: List[Limits] = []
-    usual = [name for name in python_of if implementations.FAST_MKL in implementations.find(name).controls]
+    limits: list[Limits] = []
+    usual = [
+        name
+        for name in python_of
+        if implementations.FAST_MKL in implementations.find(name).controls
+    ]
     python = next((python for name in usual if (python := python_of[name].python)), None)
     times_steps = "timing" in resolved.passes and "step" in resolved.scopes
     if python and times_steps and parser.with_limits(arguments, resolved):
-        limits = rounds.products(executor, usual[0], python, resolved, arguments.log_dir, arguments.timeout)
+        limits = rounds.products(
+            executor, usual[0], python, resolved, arguments.log_dir, arguments.timeout
+        )
     slow = times.slow_products(limits)
     rows = interpreters.controls(python_of, resolved.device, slow is not None)
     if slow is not None and not arguments.quiet:
-        fast = [name for name in rows if implementations.find(name).condition == implementations.FAST_MKL]
+        fast = [
+            name
+            for name in rows
+            if implementations.find(name).condition == implementations.FAST_MKL
+        ]
         words = f"torch multiplies at {slow:.0%} of this processor's rate: {', '.join(fast)} are measured without that"
         say(f"{words}, see docs/usage.md")
     return Controls(rows, limits)
 
 
 def on_cluster(arguments: Namespace) -> int:
-    """Measure each cell, with the flags of this command, on a node of a Ray cluster, and print the table; return the
-    exit code."""
-    _settings(arguments.sweep, parser.read_settings(arguments), "cpu" if arguments.device == "cpu" else "cuda")
-    folders: List[Path] = []
+    """Measure each cell, with the flags of this command, on a node of a Ray cluster, and print the
+    table; return the exit code."""
+    _settings(
+        arguments.sweep,
+        parser.read_settings(arguments),
+        "cpu" if arguments.device == "cpu" else "cuda",
+    )
+    folders: list[Path] = []
     with measuring() as ended:
         for folder in cluster.measured(arguments):
             folders.append(folder)
@@ -136,11 +159,11 @@ def on_cluster(arguments: Namespace) -> int:
 
 
 def default_rows(
-    names: Sequence[str], device: str, is_short: bool, topology: Optional[str], is_sweep: bool = False
-) -> List[str]:
-    """Return what of these is measured where no row was named: losses on another lattice only with --topology, on a CPU
-    no loop in Python, for a first answer the main environment's alone and on a CPU none in plain torch, in a sweep none
-    by utterance."""
+    names: Sequence[str], device: str, is_short: bool, topology: str | None, is_sweep: bool = False
+) -> list[str]:
+    """Return what of these is measured where no row was named: losses on another lattice only with
+    --topology, on a CPU no loop in Python, for a first answer the main environment's alone and on a
+    CPU none in plain torch, in a sweep none by utterance."""
     kept = []
     device_type = device.partition(":")[0]
     for name in names:
@@ -155,9 +178,11 @@ def default_rows(
     return kept
 
 
-def _settings(axes: Sequence[settings.Axis], flags: Dict[str, Any], device: str) -> List[settings.Settings]:
-    """Return the settings of each cell of a sweep; of one cell without a sweep.  Raises UserError for flags that have
-    no effect."""
+def _settings(
+    axes: Sequence[settings.Axis], flags: dict[str, Any], device: str
+) -> list[settings.Settings]:
+    """Return the settings of each cell of a sweep; of one cell without a sweep.  Raises UserError
+    for flags that have no effect."""
     settings.check_axes(axes, flags)
     if axes:
         flags["passes"] = flags["passes"] or settings.PASSES[:3]
@@ -172,16 +197,18 @@ def _measure(
     cell: Mapping[str, Any],
     flags: Mapping[str, Any],
     executor: Executor,
-    folders: List[Path],
+    folders: list[Path],
     arguments: Namespace,
 ) -> None:
-    """Measure one configuration, and add its folders to `folders`.  cell: its values of --sweep; flags: the settings
-    that flags gave."""
+    """Measure one configuration, and add its folders to `folders`.  cell: its values of --sweep;
+    flags: the settings that flags gave."""
     extra = {"values": dict(cell)} if cell else {}
     python_of = {**python_of, **controls.python_of}
     names = list(python_of)
     is_first = not folders  # a sweep that was stopped has not begun its later cells
-    with open_runs(names, resolved, arguments.log_dir, arguments.resume, extra, or_anew=not is_first) as run_of:
+    with open_runs(
+        names, resolved, arguments.log_dir, arguments.resume, extra, or_anew=not is_first
+    ) as run_of:
         folders += [run.folder for run in run_of.values()]
         if is_first:
             if not arguments.quiet:
@@ -191,7 +218,8 @@ def _measure(
         with Progress(arguments.quiet) as progress:
             session = Session(run_of, python_of, resolved, arguments.timeout, progress, executor)
             for run in run_of.values():
-                with suppress(store.NotWritten):  # goes to disk with its first job, if there is room then
+                # goes to disk with its first job, if there is room then
+                with suppress(store.NotWritten):
                     run.add(controls.limits)
             jobs = plan(names, resolved, controls.python_of)
             limits = parser.with_limits(arguments, resolved)
@@ -202,7 +230,9 @@ def announce(names: Sequence[str], resolved: settings.Settings, flags: Mapping[s
     """Print what is about to be measured.  flags: the settings that flags gave."""
     symbols = flags.get("file_vocab_size")
     if symbols not in (None, resolved.vocab_size):
-        say(f"note: V is {resolved.vocab_size}, but the shape file counts tokens of {symbols} symbols")
+        say(
+            f"note: V is {resolved.vocab_size}, but the shape file counts tokens of {symbols} symbols"
+        )
     say(f"preset {resolved.preset}: {flag_types.note(resolved.preset)}")
     size = f"of {resolved.batch_size} utterances"
     if resolved.sort_utterance:
@@ -221,14 +251,19 @@ def announce(names: Sequence[str], resolved: settings.Settings, flags: Mapping[s
     say(f"{heading}; passes {', '.join(resolved.passes)}")
 
 
-def _finish(ended: Ending, folders: Sequence[Path], arguments: Namespace, needed: Sequence[str] = ()) -> int:
-    """Print the table of these runs, write the report and return the exit code.  needed: rows that must run."""
+def _finish(
+    ended: Ending, folders: Sequence[Path], arguments: Namespace, needed: Sequence[str] = ()
+) -> int:
+    """Print the table of these runs, write the report and return the exit code.  needed: rows that
+    must run."""
     if ended.mistake and not any(folder.exists() for folder in folders):
         raise ended.mistake
     log = logs.read([arguments.log_dir], all_runs=True)  # read back: what is shown is what is kept
     shown = log.within(folders)
     rows = [*shown.rows, *shown.swept]
-    statuses = ["error" if row.name in needed and row.status in NOT_RUNNABLE else row.status for row in rows]
+    statuses = [
+        "error" if row.name in needed and row.status in NOT_RUNNABLE else row.status for row in rows
+    ]
     log.newest()  # which tells each row its earlier runs
     short = tables.screen(shown, tables.this_terminal(), [arguments.log_dir])
     return finish(ended, short + "\n", tables.whole(shown) + "\n", statuses, arguments, log)
@@ -242,15 +277,17 @@ def anew_after(change: Changed, arguments: Namespace) -> Namespace:
 
 @dataclass
 class Ending:
-    """Describe how measuring ended.  mistake: the user's mistake or the full disk that stopped it."""
+    """Describe how measuring ended.  mistake: the user's mistake or the full disk that stopped
+    it."""
 
     code: int = EXIT_OK
-    mistake: Optional[UserError] = None
+    mistake: UserError | None = None
 
 
 @contextmanager
 def measuring() -> Iterator[Ending]:
-    """Yield how the block ends, filled in when it has: with Ctrl-C, a full disk or a mistake of the user's too."""
+    """Yield how the block ends, filled in when it has: with Ctrl-C, a full disk or a mistake of the
+    user's too."""
     ended = Ending()
     try:
         yield ended
@@ -266,12 +303,12 @@ def finish(
     details: str,
     statuses: Sequence[str],
     arguments: Namespace,
-    log: Optional[logs.Log] = None,
+    log: logs.Log | None = None,
 ) -> int:
     """Print the table, write it whole and the report to --log-dir, and return the exit code.
 
-    short, details: the table without and with --details; log: what --log-dir holds, where that is read already.  Raises
-    the UserError that stopped the measuring."""
+    short, details: the table without and with --details; log: what --log-dir holds, where that is
+    read already.  Raises the UserError that stopped the measuring."""
     path = arguments.log_dir / DETAILS
     line = "" if arguments.quiet else f"stages, options, limits, notes: {path}"
     try:
@@ -301,7 +338,8 @@ def finish(
 
 
 def warn_of_load(executor: Executor, resolved: settings.Settings) -> None:
-    """Warn on stderr, whatever --quiet says, where others keep this machine so busy that times will be wrong."""
+    """Warn on stderr, whatever --quiet says, where others keep this machine so busy that times will
+    be wrong."""
     disturbance = executor.disturbance(resolved)
     if disturbance:
         say(f"warning: {disturbance}: times will be too long; wait until the machine is quiet")

@@ -1,7 +1,9 @@
-"""Run each cell of a sweep on a node of a Ray cluster (--executor ray): a plain run of benchmark_all.py on one device.
+"""Run each cell of a sweep on a node of a Ray cluster (--executor ray): a plain run of
+benchmark_all.py on one device.
 
-A run measures all losses on one device, so no comparison crosses devices.  What a run leaves comes back into --log-dir.
-This side never imports Ray: rnnt_bench.cli.ray_driver does, in a Python that has it.
+A run measures all losses on one device, so no comparison crosses devices.  What a run leaves comes
+back into --log-dir. This side never imports Ray: rnnt_bench.cli.ray_driver does, in a Python that
+has it.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import sys
 import tarfile
 import tempfile
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any
 
 from rnnt_bench.core import settings
 from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError, say
@@ -25,7 +28,8 @@ from rnnt_bench.core.text import count, plain
 from rnnt_bench.records.run import claim_folder
 from rnnt_bench.setup import environments
 
-#: A Python that has Ray, where that is not the ray environment: that of a cluster of another version, say.
+#: A Python that has Ray, where that is not the ray environment: that of a cluster of another
+#: version, say.
 PYTHON = "RAY_PYTHON"
 
 
@@ -48,19 +52,26 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def measured(arguments: Namespace) -> Iterator[Path]:
-    """Run every cell, with the flags of this command, on the cluster; yield each folder that comes back.
+    """Run every cell, with the flags of this command, on the cluster; yield each folder that comes
+    back.
 
     Raises UserError."""
     if arguments.resume or arguments.in_place:
         flag = "--resume" if arguments.resume else "--in-place"
-        raise UserError(f"{flag} does not go with --executor ray, whose runs are of the nodes' checkouts: remove one")
+        raise UserError(
+            f"{flag} does not go with --executor ray, whose runs are of the nodes' checkouts: remove one"
+        )
     cells = settings.cells(arguments.sweep)
     commands = []
     for cell in cells:
-        axes = [f"--sweep={settings.flag(key)}={settings.worded(value)}" for key, value in cell.items()]
+        axes = [
+            f"--sweep={settings.flag(key)}={settings.worded(value)}" for key, value in cell.items()
+        ]
         commands.append([*shared(sys.argv[1:]), *axes])
     lost = 0
-    for answer in _answers({"device": arguments.device.partition(":")[0], "commands": commands}, arguments.ray_address):
+    for answer in _answers(
+        {"device": arguments.device.partition(":")[0], "commands": commands}, arguments.ray_address
+    ):
         where = settings.words(cells[answer["cell"]]) or "the run"
         if answer["folder"]:
             yield from unpacked(base64.b64decode(answer["folder"]), arguments.log_dir)
@@ -70,12 +81,14 @@ def measured(arguments: Namespace) -> Iterator[Path]:
         elif not arguments.quiet:
             say(f"{where}: measured on {answer['node']}")
     if lost:
-        raise UserError(f"--executor ray: {lost} of {count(len(cells), 'cell')} could not be measured, see above")
+        raise UserError(
+            f"--executor ray: {lost} of {count(len(cells), 'cell')} could not be measured, see above"
+        )
 
 
-def shared(words: Sequence[str]) -> List[str]:
-    """Return the flags that every cell's run gets of a command line: without the name of the command, its axes, and
-    what is of this machine alone."""
+def shared(words: Sequence[str]) -> list[str]:
+    """Return the flags that every cell's run gets of a command line: without the name of the
+    command, its axes, and what is of this machine alone."""
     local = ArgumentParser(add_help=False)
     for flag in ("--executor", "--ray-address", "--log-dir", "--sweep"):
         local.add_argument(flag)
@@ -93,7 +106,7 @@ def _is_axis(word: str) -> bool:
         return False
 
 
-def _answers(request: Dict[str, Any], address: str) -> Iterator[Dict[str, Any]]:
+def _answers(request: dict[str, Any], address: str) -> Iterator[dict[str, Any]]:
     """Yield what the driver says of each command that has ended.  Raises UserError."""
     chosen = os.environ.get(PYTHON)
     python = Path(chosen) if chosen else environments.interpreter("ray")
@@ -106,7 +119,13 @@ def _answers(request: Dict[str, Any], address: str) -> Iterator[Dict[str, Any]]:
         stdin.seek(0)
         try:
             process = subprocess.Popen(
-                command, cwd=ROOT, env=variables, text=True, stdin=stdin, stdout=subprocess.PIPE, stderr=errors
+                command,
+                cwd=ROOT,
+                env=variables,
+                text=True,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=errors,
             )
         except OSError as error:
             raise UserError(f"--executor ray: {python} cannot be run: {error.strerror}") from error
@@ -124,8 +143,9 @@ def _answers(request: Dict[str, Any], address: str) -> Iterator[Dict[str, Any]]:
 
 
 def unpacked(packed: bytes, log_dir: Path) -> Iterator[Path]:
-    """Write the run folders of a packed log folder into `log_dir`, each under a name that is free; yield them."""
-    runs: Dict[str, Dict[str, bytes]] = {}
+    """Write the run folders of a packed log folder into `log_dir`, each under a name that is free;
+    yield them."""
+    runs: dict[str, dict[str, bytes]] = {}
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         for member in archive:
             folder, _, name = member.name.partition("/")

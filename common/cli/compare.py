@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from argparse import Namespace
 from pathlib import Path
-from typing import List
 
 from rnnt_bench.analysis import comparison, logs
 from rnnt_bench.analysis.row import SCOPES, Row
@@ -55,8 +54,20 @@ def parser() -> Parser:
     usage = "%(prog)s [options] BASELINE NEW | --in LOG A B | [--save-]baseline NAME [LOG]"
     result = Parser(description=DESCRIPTION, epilog=EXIT_CODES, usage=usage)
     add = result.add_argument
-    add("sides", nargs="*", type=flag_types.named, metavar="BASELINE NEW", help="The baseline first.")
-    add("--in", dest="log", type=flag_types.path, metavar="LOG", help="Compare two implementations of this log folder.")
+    add(
+        "sides",
+        nargs="*",
+        type=flag_types.named,
+        metavar="BASELINE NEW",
+        help="The baseline first.",
+    )
+    add(
+        "--in",
+        dest="log",
+        type=flag_types.path,
+        metavar="LOG",
+        help="Compare two implementations of this log folder.",
+    )
     add(
         "--save-baseline",
         type=flag_types.named,
@@ -70,8 +81,18 @@ def parser() -> Parser:
         metavar="NAME",
         help="Compare the baseline NAME of LOG (default: log) with what LOG holds now.",
     )
-    add("--only", type=flag_types.words, default=(), metavar="A,B", help="Only these implementations. Default: all")
-    add("--scope", choices=SCOPES, help="Compare only the whole step or the loss alone. Default: both")
+    add(
+        "--only",
+        type=flag_types.words,
+        default=(),
+        metavar="A,B",
+        help="Only these implementations. Default: all",
+    )
+    add(
+        "--scope",
+        choices=SCOPES,
+        help="Compare only the whole step or the loss alone. Default: both",
+    )
     add(
         "--tolerance",
         type=flag_types.percentage,
@@ -91,7 +112,11 @@ def parser() -> Parser:
         help="With --fail-on-slower, exit with 3 where a time may have grown by more than P%%, though not surely: "
         "beside other load, say, or by an interval that reaches above it.",
     )
-    add("--details", action="store_true", help="Print every number with its reason, and what changed in the code.")
+    add(
+        "--details",
+        action="store_true",
+        help="Print every number with its reason, and what changed in the code.",
+    )
     add(
         "--output",
         type=flag_types.path,
@@ -114,7 +139,9 @@ def sides_of(options: Namespace) -> comparison.Sides:
         log = Path(*(sides[:1] or ["log"]))
         sides = [kept_as(log, options.baseline), log, *sides[1:]]
     if len(sides) != 2 or (options.baseline and options.log):
-        raise UserError("give BASELINE and NEW, --in LOG and two names, or --baseline NAME [LOG] (--help tells more)")
+        raise UserError(
+            "give BASELINE and NEW, --in LOG and two names, or --baseline NAME [LOG] (--help tells more)"
+        )
     if options.only and options.log:
         raise UserError("--only is for BASELINE and NEW; --in names two already")
     if options.log:
@@ -124,16 +151,20 @@ def sides_of(options: Namespace) -> comparison.Sides:
 
 
 def kept_as(log: Path, name: str) -> Path:
-    """Return the folder of the baseline `name` of a log folder.  Raises UserError where there is none."""
+    """Return the folder of the baseline `name` of a log folder.  Raises UserError where there is
+    none."""
     folder = log / store.BASELINES / name
     if not folder.is_dir():
         names = ", ".join(sorted(path.name for path in folder.parent.glob("*"))) or "none"
-        raise UserError(f"--baseline {name}: {log} keeps no such baseline; there are: {names} (--save-baseline NAME)")
+        raise UserError(
+            f"--baseline {name}: {log} keeps no such baseline; there are: {names} (--save-baseline NAME)"
+        )
     return folder
 
 
 def no_baseline(row: Row) -> str:
-    """Return why the times of a row are none to compare with, too few rounds or other load; "" where they are."""
+    """Return why the times of a row are none to compare with, too few rounds or other load; ""
+    where they are."""
     for times in map(row.times_of, SCOPES):
         rounds = len(times.medians)
         loaded = len(times.loaded)
@@ -144,10 +175,12 @@ def no_baseline(row: Row) -> str:
 
 
 def save(log: Path, name: str) -> Path:
-    """Keep the records of the newest runs of a log folder as the baseline `name`; return its folder.  What has that
-    name stays beside it, as NAME.1, NAME.2, ...  Raises UserError."""
+    """Keep the records of the newest runs of a log folder as the baseline `name`; return its
+    folder.  What has that name stays beside it, as NAME.1, NAME.2, ...  Raises UserError."""
     if not re.fullmatch(r"\w[\w.-]*", name):
-        raise UserError(f"--save-baseline {name!r}: give a name of letters, digits, '.', '-' and '_'")
+        raise UserError(
+            f"--save-baseline {name!r}: give a name of letters, digits, '.', '-' and '_'"
+        )
     rows = [row for row in logs.read([log]).rows if (row.folder / schema.FILE_NAME).is_file()]
     if not rows:
         raise UserError(f"--save-baseline: no runs under {log}: run `{command('run')}` first")
@@ -155,7 +188,9 @@ def save(log: Path, name: str) -> Path:
     runs = [row.folder for row in rows if row.name not in unfit]
     if not runs:
         reasons = "; ".join(f"{plain(name)}: {reason}" for name, reason in unfit.items())
-        raise UserError(f"--save-baseline: {reasons}: what is compared with it would have no verdict")
+        raise UserError(
+            f"--save-baseline: {reasons}: what is compared with it would have no verdict"
+        )
     for row_name, reason in unfit.items():
         store.warn(f"--save-baseline: {row_name} is left out: {reason}")
     folder = log / store.BASELINES / name
@@ -167,7 +202,11 @@ def save(log: Path, name: str) -> Path:
                 copy.mkdir(parents=True)
                 shutil.copyfile(run / schema.FILE_NAME, copy / schema.FILE_NAME)
             if os.path.lexists(folder):
-                older = next(path for n in itertools.count(1) if not os.path.lexists(path := Path(f"{folder}.{n}")))
+                older = next(
+                    path
+                    for n in itertools.count(1)
+                    if not os.path.lexists(path := Path(f"{folder}.{n}"))
+                )
                 folder.rename(older)
                 say(f"the older {name} is {older} now")
             (Path(scratch) / "new").rename(folder)
@@ -185,11 +224,15 @@ def main(options: Namespace) -> int:
         print(f"kept as {save(Path(*(options.sides or ['log'])), options.save_baseline)}")
         return EXIT_OK
     sides = sides_of(options)
-    changes = comparison.compare(sides.pairs, [options.scope] if options.scope else SCOPES, options.tolerance)
-    failures: List[str] = []
-    undecided: List[str] = []
+    changes = comparison.compare(
+        sides.pairs, [options.scope] if options.scope else SCOPES, options.tolerance
+    )
+    failures: list[str] = []
+    undecided: list[str] = []
     if options.strict and options.fail_on_slower is None:
-        raise UserError("--strict only applies with --fail-on-slower P%: add that, or remove --strict")
+        raise UserError(
+            "--strict only applies with --fail-on-slower P%: add that, or remove --strict"
+        )
     if options.fail_on_slower is not None:
         undecided = comparison.undecided(changes, options.fail_on_slower)
         failures = comparison.regressions(changes, options.fail_on_slower) + comparison.gone(sides)
@@ -204,7 +247,11 @@ def main(options: Namespace) -> int:
     for failure in failures:
         say(f"--fail-on-slower: {plain(failure)}")
     if undecided:
-        others = f"; likewise {count(len(undecided) - 1, 'time')} more (--details)" if len(undecided) > 1 else ""
+        others = (
+            f"; likewise {count(len(undecided) - 1, 'time')} more (--details)"
+            if len(undecided) > 1
+            else ""
+        )
         advice = "" if options.strict else "; --strict exits with 3"
         say(f"warning: --fail-on-slower: not decided: {plain(undecided[0])}{others}{advice}")
     if failures:

@@ -1,10 +1,11 @@
-"""List the losses, where each would run and what it lacks: the command `list`.  No loss is imported."""
+"""List the losses, where each would run and what it lacks: the command `list`.  No loss is
+imported."""
 
 from __future__ import annotations
 
 import json
 from argparse import Namespace
-from typing import Dict, Mapping
+from collections.abc import Mapping
 
 from rnnt_bench.cli.parser import add_setting
 from rnnt_bench.core import implementations
@@ -32,24 +33,33 @@ def parser() -> Parser:
 def main(options: Namespace) -> int:
     rows = implementations.with_variants()
     choices = interpreters.choose_all([row.name for row in rows], in_place=False)
-    device = interpreters.resolve_device(options.device, [choice.python for choice in choices.values()])
+    device = interpreters.resolve_device(
+        options.device, [choice.python for choice in choices.values()]
+    )
     places = states(choices, device)
     for row in rows:
         print(f"{row.name:30s} {row.file:38s} {row.kind:10s} {places[row.name]}")
-    print(f"an exact loss that takes logits, on an utterance at a time: NAME:{implementations.BY_UTTERANCE}")
-    print("any of them under the torch of an environment: NAME@" + ", NAME@".join(implementations.environments()))
+    print(
+        f"an exact loss that takes logits, on an utterance at a time: NAME:{implementations.BY_UTTERANCE}"
+    )
+    print(
+        "any of them under the torch of an environment: NAME@"
+        + ", NAME@".join(implementations.environments())
+    )
     words = "with MKL on the path that it takes on Intel's processors, which makes torch's products faster on AMD's"
     print(f"any of them {words}: NAME@{implementations.FAST_MKL}")
     return EXIT_OK
 
 
-def states(python_of: Mapping[str, interpreters.Choice], device: str) -> Dict[str, str]:
-    """Return where each row would run on `device`, or "missing: ..." or "unsupported: ..."; nothing is imported."""
+def states(python_of: Mapping[str, interpreters.Choice], device: str) -> dict[str, str]:
+    """Return where each row would run on `device`, or "missing: ..." or "unsupported: ..."; nothing
+    is imported."""
     packages = dict.fromkeys(["torch", *(implementations.find(name).package for name in python_of)])
     installed = {}
     for python in {choice.python for choice in python_of.values() if choice.python}:
         answer = output([str(python), "-c", FINDS, *packages], timeout=120, cwd=ROOT).strip()
-        installed[python] = json.loads(answer.rpartition("\n")[2] or "[]")  # a site's Python may print before it
+        # a site's Python may print before it
+        installed[python] = json.loads(answer.rpartition("\n")[2] or "[]")
     places = {}
     for name, choice in python_of.items():
         row = implementations.find(name)
@@ -62,7 +72,9 @@ def states(python_of: Mapping[str, interpreters.Choice], device: str) -> Dict[st
         elif kind not in attributes.devices:
             places[name] = f"unsupported: it runs on {' and '.join(attributes.devices)} only"
         elif absent := needed.difference(installed[choice.python]):
-            places[name] = f"missing: {where} lacks {' and '.join(sorted(absent))}: {attributes.hint}"
+            places[name] = (
+                f"missing: {where} lacks {' and '.join(sorted(absent))}: {attributes.hint}"
+            )
         elif row.built:
             compiled = any(CACHE.glob(f"{row.package}-*-{kind}-*/"))
             places[name] = where if compiled else f"{where}, compiled when it is first run"

@@ -6,9 +6,10 @@ import os
 import re
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Collection, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Tuple
+from typing import Any
 
 from rnnt_bench.core import files, flag_types, settings
 from rnnt_bench.core.called import command
@@ -31,14 +32,20 @@ def add_flags(parser: ArgumentParser, without: Collection[str] = ()) -> None:
     """Add the flags of a run.  A setting that is not given stays None; the preset decides.
 
     without: flags that the command has no use for; they are as if they were not given."""
-    groups: Dict[str, Any] = {}
+    groups: dict[str, Any] = {}
     parser.set_defaults(**dict.fromkeys(without))
     for key, setting in settings.SETTINGS.items():
         if key in without or not setting.help:
             continue
         if setting.group not in groups:
             groups[setting.group] = parser.add_argument_group(setting.group)
-        add(groups[setting.group], setting.flag, setting.short, help=setting.help_text(), **setting.arguments())
+        add(
+            groups[setting.group],
+            setting.flag,
+            setting.short,
+            help=setting.help_text(),
+            **setting.arguments(),
+        )
     add(
         groups[settings.TIMING],
         "--limits",
@@ -87,7 +94,12 @@ def add_flags(parser: ArgumentParser, without: Collection[str] = ()) -> None:
         action="store_true",
         help="Run everything in this Python, with what it has installed, and use no other environment.",
     )
-    add(run, "--quiet", action="store_true", help="Print no progress on stderr; the table still goes to stdout.")
+    add(
+        run,
+        "--quiet",
+        action="store_true",
+        help="Print no progress on stderr; the table still goes to stdout.",
+    )
     add(
         run,
         "--details",
@@ -111,20 +123,26 @@ def add_flags(parser: ArgumentParser, without: Collection[str] = ()) -> None:
 
 
 def add_setting(group: Any, key: str, help: str, **arguments: Any) -> None:
-    """Add the flag of a setting to another command, which says in its own words what it means there."""
-    group.add_argument(settings.SETTINGS[key].flag, help=help, **{**settings.SETTINGS[key].arguments(), **arguments})
+    """Add the flag of a setting to another command, which says in its own words what it means
+    there."""
+    group.add_argument(
+        settings.SETTINGS[key].flag,
+        help=help,
+        **{**settings.SETTINGS[key].arguments(), **arguments},
+    )
 
 
 def add(group: Any, flag: str, short: str = "", **arguments: Any) -> None:
-    """Add a flag as add_argument does.  short: the sentence of --help; "" leaves it to --help-all."""
+    """Add a flag as add_argument does.  short: the sentence of --help; "" leaves it to
+    --help-all."""
     group.add_argument(flag, **arguments).short = short
 
 
-def read_settings(arguments: Namespace) -> Dict[str, Any]:
-    """Return the flags that are settings of the run (see rnnt_bench.core.settings), None for those not given.  Raises
-    UserError for a shape file that is not there, before anything is started."""
+def read_settings(arguments: Namespace) -> dict[str, Any]:
+    """Return the flags that are settings of the run (see rnnt_bench.core.settings), None for those
+    not given.  Raises UserError for a shape file that is not there, before anything is started."""
     flags = {key: vars(arguments).get(key) for key in settings.SETTINGS if key != "device"}
-    shape_file: Optional[Path] = flags["shape_file"]
+    shape_file: Path | None = flags["shape_file"]
     if shape_file is not None:
         from rnnt_bench.data import shapes  # brings numpy, which no reader waits for
 
@@ -132,11 +150,15 @@ def read_settings(arguments: Namespace) -> Dict[str, Any]:
             advice = f"make one with {command('shapes')} or remove the flag"
             raise UserError(f"--shape-file {shape_file}: {problem}; {advice}")
         path = shape_file.resolve()
-        flags["shape_file"] = str(path.relative_to(files.ROOT) if files.ROOT in path.parents else path)
+        flags["shape_file"] = str(
+            path.relative_to(files.ROOT) if files.ROOT in path.parents else path
+        )
         flags["file_vocab_size"] = shapes.vocab_size(path)
     shortest, longest = flags["min_duration"], flags["max_duration"]
     if shortest is not None and longest is not None and shortest > longest:
-        raise UserError(f"--min-duration {shortest:g} is above --max-duration {longest:g}: no utterance is between")
+        raise UserError(
+            f"--min-duration {shortest:g} is above --max-duration {longest:g}: no utterance is between"
+        )
     return flags
 
 
@@ -144,21 +166,25 @@ def with_limits(arguments: Namespace, resolved: settings.Settings) -> bool:
     """Tell whether the device's limits are measured: as --limits says, else as the preset does."""
     if arguments.limits is not None:
         return bool(arguments.limits)
-    return flag_types.parts(resolved.preset)[0] != "quick" and not (arguments.budget or arguments.sweep)
+    return flag_types.parts(resolved.preset)[0] != "quick" and not (
+        arguments.budget or arguments.sweep
+    )
 
 
 def wait(arguments: Namespace) -> float:
-    """Return how many seconds to wait, in all, for a quiet machine: as --wait says, else as the preset does."""
+    """Return how many seconds to wait, in all, for a quiet machine: as --wait says, else as the
+    preset does."""
     if arguments.wait is not None:
         return float(arguments.wait)
     return WAIT_SECONDS if settings.waits(arguments.preset, dict(arguments.sweep)) else 0.0
 
 
-def implementations(everything: Sequence[str]) -> Callable[[str], Tuple[str, ...]]:
-    """Return the type of a flag that takes names of the table, and files such as benchmark_flash.py, whose rows are
-    in the table from then on, with :VARIANT and @ENVIRONMENT behind them.  "all" is `everything`."""
+def implementations(everything: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return the type of a flag that takes names of the table, and files such as
+    benchmark_flash.py, whose rows are in the table from then on, with :VARIANT and @ENVIRONMENT
+    behind them.  "all" is `everything`."""
 
-    def parse(text: str) -> Tuple[str, ...]:
+    def parse(text: str) -> tuple[str, ...]:
         names, others = [], []
         for word in map(str.strip, text.split(",")):
             file = re.match(r".+?\.py(?=[:@]|$)", word)
@@ -189,13 +215,13 @@ def add_loss(group: Any) -> None:
 
 
 def own_loss(text: str) -> str:
-    """Parse [NAME=]MODULE:FUNCTION or [NAME=]FILE.py:FUNCTION, and write the script that measures it beside what is
-    compiled; return the name of its row."""
+    """Parse [NAME=]MODULE:FUNCTION or [NAME=]FILE.py:FUNCTION, and write the script that measures
+    it beside what is compiled; return the name of its row."""
     name, _, target = text.rpartition("=")
     module, _, function = target.rpartition(":")
     if not (module and function):
         raise UserError(f"give MODULE:FUNCTION or FILE.py:FUNCTION, not {text!r}")
-    folders: Tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
     if module.endswith(".py"):
         path = Path(module).resolve()
         if problem := files.not_a_file(path):
@@ -221,14 +247,19 @@ def _folder_of(package: str) -> str:
     places = [*(spec.submodule_search_locations or []), spec.origin] if spec else []
     place = next(filter(None, places), None)
     if place is None:
-        raise UserError(f"{package} is not found here, nor by {sys.executable}; install it or give FILE.py:FUNCTION")
+        raise UserError(
+            f"{package} is not found here, nor by {sys.executable}; install it or give FILE.py:FUNCTION"
+        )
     return str(Path(place).resolve().parent)
 
 
-def standard() -> Tuple[str, ...]:
+def standard() -> tuple[str, ...]:
     """Return the names of what is measured by default."""
     rows = [row for row in IMPLEMENTATIONS if not row.template]
-    return (*(row.name for row in rows), *(f"{row.name}:{BY_UTTERANCE}" for row in rows if row.by_utterance))
+    return (
+        *(row.name for row in rows),
+        *(f"{row.name}:{BY_UTTERANCE}" for row in rows if row.by_utterance),
+    )
 
 
 def add_choice(parser: ArgumentParser) -> None:
@@ -263,15 +294,24 @@ def add_choice(parser: ArgumentParser) -> None:
     add(group, "--skip", words, type=names, metavar="A,B", default=(), help=words)
 
 
-def chosen(arguments: Namespace) -> List[str]:
-    """Return the names that the flags of `add_choice` choose, the user's own first.  Raises UserError."""
-    names = [name for name in dict.fromkeys([*arguments.loss, *arguments.only]) if name not in arguments.skip]
+def chosen(arguments: Namespace) -> list[str]:
+    """Return the names that the flags of `add_choice` choose, the user's own first.  Raises
+    UserError."""
+    names = [
+        name
+        for name in dict.fromkeys([*arguments.loss, *arguments.only])
+        if name not in arguments.skip
+    ]
     if not names:
         raise UserError("--skip: it leaves nothing of --only")
     if arguments.topology:
         if arguments.only == standard():
             names = [row.name for row in with_variants() if not row.template]
-        names = [name for name in names if find(name).kind == arguments.topology and name not in arguments.skip]
+        names = [
+            name
+            for name in names
+            if find(name).kind == arguments.topology and name not in arguments.skip
+        ]
         if not names:
             raise UserError(f"--topology: no loss of --only is on the lattice {arguments.topology}")
     return names

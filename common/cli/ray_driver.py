@@ -1,8 +1,9 @@
-"""Run each of several commands as a Ray task on one device: ``python -m rnnt_bench.cli.ray_driver``, in Ray's Python.
+"""Run each of several commands as a Ray task on one device: ``python -m
+rnnt_bench.cli.ray_driver``, in Ray's Python.
 
-It reads {"address", "device", "commands"} from stdin, and writes a line of JSON for each command as it ends: its place,
-exit code, last words, node, and its packed log folder.  A task whose node dies runs again on another.  Imports Ray and
-the standard library alone.
+It reads {"address", "device", "commands"} from stdin, and writes a line of JSON for each command as
+it ends: its place, exit code, last words, node, and its packed log folder.  A task whose node dies
+runs again on another.  Imports Ray and the standard library alone.
 """
 
 from __future__ import annotations
@@ -18,30 +19,41 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from typing import List, Tuple
 
-#: The variable that names a node's checkout, where it is not the one whose .venv holds the Python that started Ray.
+#: The variable that names a node's checkout, where it is not the one whose .venv holds the Python
+#: that started Ray.
 CHECKOUT = "RNNT_BENCH_CHECKOUT"
 RETRIES = 3  # of a task whose node has died
 REACH_SECONDS = 10.0  # which the cluster's head may take to answer
 
 
-def run(words: List[str]) -> Tuple[int, str, str, bytes]:  # Ray sends it by value
-    """Run benchmark_all.py in the node's checkout; return its exit code, last words, node, and packed folder."""
+def run(words: list[str]) -> tuple[int, str, str, bytes]:  # Ray sends it by value
+    """Run benchmark_all.py in the node's checkout; return its exit code, last words, node, and
+    packed folder."""
 
     def ready() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # Ray's threads block some, which processes inherit
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # told when Ray ends this task: what is measured is kept
+        # Ray's threads block some, which processes inherit
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        # told when Ray ends this task: what is measured is kept
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
     root = os.environ.get(CHECKOUT) or os.path.dirname(os.path.dirname(sys.prefix))
     python = os.path.join(root, ".venv", "main", "bin", "python")
     node = socket.gethostname()
     if not os.path.exists(python):
-        return 2, f"no environments of the suite in {root}: make setup, or name the checkout in {CHECKOUT}", node, b""
-    variables = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}  # which Ray sets
+        return (
+            2,
+            f"no environments of the suite in {root}: make setup, or name the checkout in {CHECKOUT}",
+            node,
+            b"",
+        )
+    # which Ray sets
+    variables = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
     with tempfile.TemporaryDirectory(prefix="cell-") as log:
         command = [python, os.path.join(root, "benchmark_all.py"), *words, "--log-dir", log]
-        done = subprocess.run(command, cwd=root, env=variables, preexec_fn=ready, capture_output=True)
+        done = subprocess.run(
+            command, cwd=root, env=variables, preexec_fn=ready, capture_output=True
+        )
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
             archive.add(log, "")
@@ -78,7 +90,13 @@ def main() -> int:
         except ray.exceptions.RayError as error:
             code, message, node, packed = 2, str(error).splitlines()[0], "a lost node", b""
         folder = base64.b64encode(packed).decode()
-        answer = {"cell": waiting.pop(ended), "code": code, "message": message, "node": node, "folder": folder}
+        answer = {
+            "cell": waiting.pop(ended),
+            "code": code,
+            "message": message,
+            "node": node,
+            "folder": folder,
+        }
         print(json.dumps(answer), file=answers, flush=True)
     return 0
 

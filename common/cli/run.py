@@ -1,15 +1,15 @@
-"""Measure every loss and print which one to use: the command `run`, and the benchmark scripts of single losses.
+"""Measure every loss and print which one to use: the command `run`, and the benchmark scripts of
+single losses.
 
-Each pass and round of a loss has a process of its own, so a crash, a hang or a missing package costs only that row.
-Ctrl-C and SIGTERM keep what is measured.  Exit code: 0 if every row that could run did, 1 if some failed, 2 for bad
-usage.
+Each pass and round of a loss has a process of its own, so a crash, a hang or a missing package
+costs only that row. Ctrl-C and SIGTERM keep what is measured.  Exit code: 0 if every row that could
+run did, 1 if some failed, 2 for bad usage.
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import dataclass
-from typing import Optional
 
 from rnnt_bench.cli import benchmark, cluster, listing
 from rnnt_bench.cli.parser import add_choice, add_flags, chosen, standard
@@ -44,10 +44,11 @@ def main(options: Namespace) -> int:
 
 @dataclass(frozen=True)
 class Script:
-    """Describe the script of one implementation as a command.  A template measures all others beside its own."""
+    """Describe the script of one implementation as a command.  A template measures all others
+    beside its own."""
 
     file: str
-    description: Optional[str]
+    description: str | None
 
     @property
     def implementation(self) -> implementations.Implementation:
@@ -55,7 +56,9 @@ class Script:
 
     def parser(self) -> Parser:
         """Return its parser.  Raises UserError for a file that is no row."""
-        epilog = f"docs/reading.md tells how to read the table; {command('summarize')} prints it again."
+        epilog = (
+            f"docs/reading.md tells how to read the table; {command('summarize')} prints it again."
+        )
         result = Parser(description=self.description, examples=EXAMPLES, epilog=epilog)
         if self.implementation.template:
             add_choice(result)

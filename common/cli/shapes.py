@@ -1,9 +1,11 @@
-"""Write a shape file: (T, U) of every utterance of a corpus, from which the benchmarks draw their batches.
+"""Write a shape file: (T, U) of every utterance of a corpus, from which the benchmarks draw their
+batches.
 
-It reads a lhotse manifest (it computes no features), or draws from the published figures of train-clean-100; lhotse
-makes manifests of corpora (`lhotse prepare librispeech`) and of Kaldi folders (`lhotse kaldi import`).  T is the number
-of encoder frames after subsampling, U the number of BPE tokens of the text.  A JSON file beside it has the source,
-hashes, counts and versions; the same input gives the same files.
+It reads a lhotse manifest (it computes no features), or draws from the published figures of
+train-clean-100; lhotse makes manifests of corpora (`lhotse prepare librispeech`) and of Kaldi
+folders (`lhotse kaldi import`).  T is the number of encoder frames after subsampling, U the number
+of BPE tokens of the text.  A JSON file beside it has the source, hashes, counts and versions; the
+same input gives the same files.
 """
 
 from __future__ import annotations
@@ -43,14 +45,22 @@ MANIFEST_ONLY = (
 
 def parser() -> Parser:
     top = Parser(description=__doc__, epilog=EXAMPLES)
-    source = top.add_argument_group("source (exactly one)").add_mutually_exclusive_group(required=True).add_argument
+    source = (
+        top.add_argument_group("source (exactly one)")
+        .add_mutually_exclusive_group(required=True)
+        .add_argument
+    )
     source(
         "--manifest",
         type=path,
         metavar="FILE",
         help="Manifest of lhotse: cuts or supervisions, .json or .jsonl, .gz or not.",
     )
-    source("--from-figures", action="store_true", help="Draw from the published figures of train-clean-100.")
+    source(
+        "--from-figures",
+        action="store_true",
+        help="Draw from the published figures of train-clean-100.",
+    )
 
     of_source = top.add_argument_group("about the source").add_argument
     of_source(
@@ -68,14 +78,24 @@ def parser() -> Parser:
         help="Manifest of the features of supervisions, for their frames. Without FILE: also write (feature frames, "
         "U) beside the output as NAME.features.pt, for the profile of a model.",
     )
-    of_source("--seed", type=seed, help="Seed of --from-figures. Default: that of the suite's shape_info.pt")
+    of_source(
+        "--seed",
+        type=seed,
+        help="Seed of --from-figures. Default: that of the suite's shape_info.pt",
+    )
 
     tokens = top.add_argument_group("tokens (a model, or the size of one to train)").add_argument
     tokens(
-        "--bpe-model", type=path, metavar="FILE", help="SentencePiece model, such as icefall's lang_bpe_500/bpe.model."
+        "--bpe-model",
+        type=path,
+        metavar="FILE",
+        help="SentencePiece model, such as icefall's lang_bpe_500/bpe.model.",
     )
     tokens(
-        "--bpe-vocab-size", type=whole(1), metavar="V", help="Train a model of V tokens and write it beside the output."
+        "--bpe-vocab-size",
+        type=whole(1),
+        metavar="V",
+        help="Train a model of V tokens and write it beside the output.",
     )
     tokens(
         "--bpe-model-type",
@@ -130,7 +150,9 @@ def parser() -> Parser:
         metavar="S",
         help="Leave out longer utterances, after perturbation (icefall: 20).",
     )
-    out("--limit", type=whole(1), metavar="N", help="Read only the first N utterances. Default: all")
+    out(
+        "--limit", type=whole(1), metavar="N", help="Read only the first N utterances. Default: all"
+    )
     out(
         "--output",
         type=path,
@@ -169,17 +191,26 @@ def generate(flags: Namespace) -> int:
 
 
 def check(flags: Namespace) -> None:
-    """Tell `flags` whether features are written; raise UserError for flags that do not go together."""
+    """Tell `flags` whether features are written; raise UserError for flags that do not go
+    together."""
     flags.write_features = flags.features is WRITE
     flags.features = None if flags.write_features else flags.features
-    source, foreign = ("--from-figures", MANIFEST_ONLY) if flags.from_figures else ("--manifest", ("seed",))
+    source, foreign = (
+        ("--from-figures", MANIFEST_ONLY) if flags.from_figures else ("--manifest", ("seed",))
+    )
     defaults = parser()
     for name in foreign:
         if getattr(flags, name) != defaults.get_default(name):
-            raise UserError(f"--{name.replace('_', '-')} does not go with {source}; leave one of them out")
+            raise UserError(
+                f"--{name.replace('_', '-')} does not go with {source}; leave one of them out"
+            )
     if flags.manifest and (flags.bpe_model is None) == (flags.bpe_vocab_size is None):
-        raise UserError("give either --bpe-model FILE or --bpe-vocab-size V (500 in icefall), to count tokens with")
+        raise UserError(
+            "give either --bpe-model FILE or --bpe-vocab-size V (500 in icefall), to count tokens with"
+        )
     if flags.bpe_model_type != "bpe" and flags.bpe_model:
         raise UserError("--bpe-model-type is for --bpe-vocab-size; leave it out with --bpe-model")
     if flags.min_duration and flags.max_duration and flags.min_duration > flags.max_duration:
-        raise UserError(f"--min-duration {flags.min_duration}: is above --max-duration; no utterance is between")
+        raise UserError(
+            f"--min-duration {flags.min_duration}: is above --max-duration; no utterance is between"
+        )

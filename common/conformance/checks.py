@@ -1,7 +1,8 @@
-"""Judge the questions that need more than one loss and its gradient: a function for each, which returns an Outcome.
+"""Judge the questions that need more than one loss and its gradient: a function for each, which
+returns an Outcome.
 
-A function raises answers.Refused if the loss raises an error, and NotAsked if the question does not apply;
-rnnt_bench.conformance.judge turns these into outcomes.
+A function raises answers.Refused if the loss raises an error, and NotAsked if the question does not
+apply; rnnt_bench.conformance.judge turns these into outcomes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Dict, List
+from typing import Any
 
 import torch
 from msgspec.structs import replace as changed
@@ -23,7 +24,8 @@ from rnnt_bench.losses.step import differentiate, run_together
 
 
 def agrees(exam: Examination) -> Outcome:
-    """Judge loss and gradient, that of padded cells included; a batch without a path may be refused."""
+    """Judge loss and gradient, that of padded cells included; a batch without a path may be
+    refused."""
     try:
         return exam.outcome()
     except Refused as refusal:
@@ -81,7 +83,8 @@ def must_refuse(exam: Examination) -> Outcome:
 
 
 def laid_out(exam: Examination) -> Outcome:
-    """Judge logits that are columns of a wider tensor, or, if the question is no slice, not contiguous."""
+    """Judge logits that are columns of a wider tensor, or, if the question is no slice, not
+    contiguous."""
 
     def run(steps, factors):
         for step in steps:
@@ -97,11 +100,13 @@ def laid_out(exam: Examination) -> Outcome:
 
 def upstream_zero(exam: Examination) -> Outcome:
     step, loss = exam.run()
-    gradients = [gradient.reshape(-1) for gradient in step.gradients().values() if gradient is not None]
+    gradients = [
+        gradient.reshape(-1) for gradient in step.gradients().values() if gradient is not None
+    ]
     return _zero(torch.cat([loss.reshape(1) * 0, *gradients]), "")
 
 
-def _reductions(exam: Examination, reduction: str) -> Dict[str, torch.Tensor]:
+def _reductions(exam: Examination, reduction: str) -> dict[str, torch.Tensor]:
     """Return the weights of utterances in what packages compute under this name, by description."""
     T, U = (torch.tensor(lengths, dtype=torch.float64) for lengths in zip(*exam.question.shapes))
     if reduction == "mean":
@@ -117,14 +122,16 @@ def _reductions(exam: Examination, reduction: str) -> Dict[str, torch.Tensor]:
 
 
 def package_reduction(exam: Examination) -> Outcome:
-    """Judge a reduction of the package; any mean is right if the gradient is of the same one, and the message says
-    which."""
+    """Judge a reduction of the package; any mean is right if the gradient is of the same one, and
+    the message says which."""
     reduction = exam.question.name.partition("-")[2]
     if reduction not in exam.adapter.reductions:
-        raise NotAsked(f"it has no reduction {reduction!r}, only {', '.join(exam.adapter.reductions)}")
+        raise NotAsked(
+            f"it has no reduction {reduction!r}, only {', '.join(exam.adapter.reductions)}"
+        )
     exam = replace(exam, adapter=exam.adapter.but(reduction=reduction, repairs=False))
     known = _reductions(exam, reduction)
-    outcomes: Dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
 
     def run(steps, _):
         loss = steps[0].forward()
@@ -145,10 +152,15 @@ def package_reduction(exam: Examination) -> Outcome:
             return changed(outcomes[name], message=name)
 
     # no error of a loss of another shape
-    errors = {name: math.inf if each.loss_error is None else each.loss_error for name, each in outcomes.items()}
+    errors = {
+        name: math.inf if each.loss_error is None else each.loss_error
+        for name, each in outcomes.items()
+    }
     name = min(known, key=errors.__getitem__)
     words = f"compared with the {name}" if name else ""
-    message = ", ".join(filter(None, [outcomes[name].message or "value and gradient are another's", words]))
+    message = ", ".join(
+        filter(None, [outcomes[name].message or "value and gradient are another's", words])
+    )
     return changed(outcomes[name], result=DIFFERS, message=message)
 
 
@@ -174,28 +186,36 @@ def second_backward(exam: Examination) -> Outcome:
         if not seconds:
             raise
         return Outcome(REFUSES, f"in the second backward: {refusal.reason}")
-    return outcome if outcome.result == PASS else changed(outcome, message=f"second {outcome.message}")
+    return (
+        outcome if outcome.result == PASS else changed(outcome, message=f"second {outcome.message}")
+    )
 
 
 def unmodified(exam: Examination) -> Outcome:
     overwritten = exam.answer().overwritten
     if overwritten == ["logits"] and exam.adapter.overwrites_logits:
         return Outcome(PASS, "overwrites the logits, as it documents")
-    return Outcome(DIFFERS, f"overwrites {', '.join(overwritten)}") if overwritten else Outcome(PASS)
+    return (
+        Outcome(DIFFERS, f"overwrites {', '.join(overwritten)}") if overwritten else Outcome(PASS)
+    )
 
 
 def deterministic(exam: Examination) -> Outcome:
     exam = exam.but(shapes=FEW) if exam.interpreted else exam  # a simulator takes minutes for more
-    repeats: List[Any] = [exam.run() for _ in range(5)]
+    repeats: list[Any] = [exam.run() for _ in range(5)]
     (step, loss), *others = repeats
     first = step.gradients()
     off = max(relative_error(other, loss) for _, other in others)
     spread = max(
-        relative_error(gradient, first[name]) for other, _ in others for name, gradient in other.gradients().items()
+        relative_error(gradient, first[name])
+        for other, _ in others
+        for name, gradient in other.gradients().items()
     )
     if off == spread == 0:
         return Outcome(PASS)
-    return Outcome(DIFFERS, f"repeats differ: loss by {size(off)}, gradient by {size(spread)}", off, spread)
+    return Outcome(
+        DIFFERS, f"repeats differ: loss by {size(off)}, gradient by {size(spread)}", off, spread
+    )
 
 
 def without_gradient(exam: Examination) -> Outcome:

@@ -1,8 +1,10 @@
-"""Judge the cases of one implementation: the job `conformance`, whose cases run in forks of its process.
+"""Judge the cases of one implementation: the job `conformance`, whose cases run in forks of its
+process.
 
-A fork that dies, hangs or loses its CUDA context costs the case that it was at, and the next fork goes on with the next
-case; cases that may corrupt memory have a fork of their own.  On a CPU the package is loaded once, before the first
-fork; CUDA cannot be used in a fork of a process that uses it, so there each fork loads it.
+A fork that dies, hangs or loses its CUDA context costs the case that it was at, and the next fork
+goes on with the next case; cases that may corrupt memory have a fork of their own.  On a CPU the
+package is loaded once, before the first fork; CUDA cannot be used in a fork of a process that uses
+it, so there each fork loads it.
 """
 
 from __future__ import annotations
@@ -10,25 +12,37 @@ from __future__ import annotations
 import os
 import signal
 import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from multiprocessing import Pipe
-from typing import Any, Callable, Iterator, Mapping, Sequence, Tuple
+from typing import Any
 
-from rnnt_bench.conformance.outcomes import CRASHES, ERROR, JUDGED, NOT_ASKED, REFUSES, TIMEOUT, Outcome, Row
+from rnnt_bench.conformance.outcomes import (
+    CRASHES,
+    ERROR,
+    JUDGED,
+    NOT_ASKED,
+    REFUSES,
+    TIMEOUT,
+    Outcome,
+    Row,
+)
 from rnnt_bench.core import errors, implementations, settings, text
 from rnnt_bench.core.questions import BY_NAME, Question
 from rnnt_bench.instruments.device import current, import_torch
 from rnnt_bench.records.schema import Measured, as_written
 from rnnt_bench.system import machine, memory, processes
 
-#: Seconds before the first case: importing takes seconds, compiling a minute, and another process may compile first.
+#: Seconds before the first case: importing takes seconds, compiling a minute, and another process
+#: may compile first.
 LOADING_SECONDS = 1800.0
 
 
 def judge(case: Question, adapter: Any, device: Any) -> Outcome:
-    """Return the outcome of a case.  An error of the loss is "refuses", or "crashes" if it lost the CUDA context,
-    which only another process gets back; one of the suite, or of the adapter's `prepare`, is "error"."""
+    """Return the outcome of a case.  An error of the loss is "refuses", or "crashes" if it lost the
+    CUDA context, which only another process gets back; one of the suite, or of the adapter's
+    `prepare`, is "error"."""
     from rnnt_bench.conformance import answers, checks
 
     try:
@@ -41,14 +55,16 @@ def judge(case: Question, adapter: Any, device: Any) -> Outcome:
     except Exception as error:
         lost = isinstance(error, answers.ContextLost)
         if lost or answers.context_lost(device):
-            return Outcome(CRASHES, f"the CUDA context is lost: {error if lost else answers.message(error)}")
+            return Outcome(
+                CRASHES, f"the CUDA context is lost: {error if lost else answers.message(error)}"
+            )
         traceback.print_exc()
         return Outcome(ERROR, answers.message(error))
 
 
 def simulator(implementation: implementations.Implementation, device: str) -> Mapping[str, str]:
-    """Return environment variables under which a loss for CUDA alone can be judged on the CPU; none if they are not
-    needed, or if the script cannot be read, which its process will report."""
+    """Return environment variables under which a loss for CUDA alone can be judged on the CPU; none
+    if they are not needed, or if the script cannot be read, which its process will report."""
     with suppress(errors.UserError):
         attributes = implementations.described(implementation).of_variant(implementation.variant)
         if device == "cpu" and "cpu" not in attributes.devices:
@@ -57,8 +73,8 @@ def simulator(implementation: implementations.Implementation, device: str) -> Ma
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Measured]:
-    """Yield the Row of an implementation: `given` has its name, kind, script and variant, the names of `cases`, and the
-    `timeout` of one in seconds."""
+    """Yield the Row of an implementation: `given` has its name, kind, script and variant, the names
+    of `cases`, and the `timeout` of one in seconds."""
     given, wanted = job["given"], job["settings"]["device"]
     row = Row(name=given["name"], kind=given["kind"])
 
@@ -67,12 +83,16 @@ def run(job: Mapping[str, Any]) -> Iterator[Measured]:
         """Return the adapter, its device, and what the row tells of both.  Raises NotRunnable."""
         torch = import_torch()
         device = current(torch.device(wanted))
-        adapter = implementations.load(given["script"])(settings.resolve({"preset": "quick"}, wanted), given["variant"])
+        adapter = implementations.load(given["script"])(
+            settings.resolve({"preset": "quick"}, wanted), given["variant"]
+        )
         adapter.load(device.type)
         described = {
             "version": adapter.version(),
             "torch": str(torch.__version__),
-            "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else machine.describe()["cpu"],
+            "device_name": torch.cuda.get_device_name(device)
+            if device.type == "cuda"
+            else machine.describe()["cpu"],
             "simulator": adapter.simulator_variables if adapter.simulated else None,
         }
         return adapter, device, described
@@ -94,7 +114,8 @@ def run(job: Mapping[str, Any]) -> Iterator[Measured]:
 
 
 def _examine(row: Row, names: Sequence[str], loaded: Callable[[], Any], timeout: float) -> None:
-    """Judge cases in a fork, until one ends it, and add the outcomes to the row.  Raises NotRunnable."""
+    """Judge cases in a fork, until one ends it, and add the outcomes to the row.  Raises
+    NotRunnable."""
     receiver, sender = Pipe(duplex=False)
     kills, parent, child = memory.oom_kills(), os.getpid(), os.fork()
     if not child:
@@ -118,7 +139,7 @@ def _examine(row: Row, names: Sequence[str], loaded: Callable[[], Any], timeout:
             os._exit(code)
     sender.close()
     case, late = "", True
-    refused: Tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     while receiver.poll(timeout if case else LOADING_SECONDS):
         try:
             line = receiver.recv()

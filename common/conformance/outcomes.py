@@ -1,8 +1,9 @@
-"""Hold what check records: the outcome of each question of the table, a row for each implementation."""
+"""Hold what check records: the outcome of each question of the table, a row for each
+implementation."""
 
 from __future__ import annotations
 
-from typing import Dict, Literal, Optional, get_args
+from typing import Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -12,7 +13,8 @@ from rnnt_bench.core.text import finite
 Result = Literal["pass", "differs", "refuses", "crashes", "timeout", "n/a", "error"]
 RESULTS = get_args(Result)
 PASS, DIFFERS, REFUSES, CRASHES, TIMEOUT, NOT_ASKED, ERROR = RESULTS
-#: End of the message of a loss that passes because it is infinite as it must be, although its gradient is NaN.
+#: End of the message of a loss that passes because it is infinite as it must be, although its
+#: gradient is NaN.
 NAN_GRADIENT = "gradient nan"
 JUDGED = "judged"
 
@@ -20,14 +22,14 @@ JUDGED = "judged"
 class Outcome(Struct, frozen=True, omit_defaults=True):
     """The result of a case for one implementation.
 
-    message: one line; errors are relative, and None if they were not compared; one that is infinite or NaN becomes
-    UNBOUNDED, since JSON has neither.
+    message: one line; errors are relative, and None if they were not compared; one that is infinite
+    or NaN becomes UNBOUNDED, since JSON has neither.
     """
 
     result: Result
     message: str = ""
-    loss_error: Optional[float] = None
-    grad_error: Optional[float] = None
+    loss_error: float | None = None
+    grad_error: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("loss_error", "grad_error"):
@@ -36,18 +38,21 @@ class Outcome(Struct, frozen=True, omit_defaults=True):
 
 
 class Row(Struct, omit_defaults=True):
-    """The outcomes of an implementation by the name of the case, with the versions that it was judged with.
+    """The outcomes of an implementation by the name of the case, with the versions that it was
+    judged with.
 
-    status: "judged", or why it could not be, with a reason: "missing", "unsupported", or "error" if the suite failed;
-    device_name: of the GPU, or the CPU's model name; simulator: in which kernels for CUDA ran on a CPU.
+    status: "judged", or why it could not be, with a reason: "missing", "unsupported", or "error" if
+      the suite failed;
+    device_name: of the GPU, or the CPU's model name; simulator: in which kernels for CUDA ran on a
+    CPU.
     """
 
     name: str
     kind: str
     status: str = JUDGED
     reason: str = ""
-    version: Optional[str] = None
-    torch: Optional[str] = None
-    device_name: Optional[str] = None
-    simulator: Optional[str] = None
-    cells: Dict[str, Outcome] = {}
+    version: str | None = None
+    torch: str | None = None
+    device_name: str | None = None
+    simulator: str | None = None
+    cells: dict[str, Outcome] = {}

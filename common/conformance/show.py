@@ -1,15 +1,16 @@
-"""Show a conformance matrix, from the records of a run: tables and findings, written once for the screen, Markdown and
-the page; and tell the verdict what to beware of in a loss: first wrong answers without an error, then crashes, then
-errors for inputs that one could expect to work.  Does not import torch.
+"""Show a conformance matrix, from the records of a run: tables and findings, written once for the
+screen, Markdown and the page; and tell the verdict what to beware of in a loss: first wrong answers
+without an error, then crashes, then errors for inputs that one could expect to work.  Does not
+import torch.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
 
 from rnnt_bench.conformance.outcomes import (
     CRASHES,
@@ -40,7 +41,8 @@ from msgspec import Struct, structs
 TOOL, TITLE = "check", "Conformance: which loss is right in which corner"
 #: Files of `check --output`: the page of docs/, and the corners that the verdict reads.
 PAGE, CORNERS = "conformance.md", "corners.json"
-#: Mark of each result (a class of page.css; bold in Markdown if something is wrong), its symbol and its meaning.
+#: Mark of each result (a class of page.css; bold in Markdown if something is wrong), its symbol and
+#: its meaning.
 MARKS = dict(zip(RESULTS, ("good", "wrong", "refused", "dead", "dead", "quiet", "dead")))
 SYMBOLS = dict(zip(RESULTS, "\u2713\u2717!\u2020\u2026\u2013?"))
 LEGEND = {
@@ -59,7 +61,10 @@ FINDINGS = {
     TIMEOUT: "Hangs",
     REFUSES: "Refuses what one could expect to work",
 }
-OTHER_KINDS = {"exact": "the transducer of Graves 2012", "pruned": "pruned, with all of U in its ranges"}
+OTHER_KINDS = {
+    "exact": "the transducer of Graves 2012",
+    "pruned": "pruned, with all of U in its ranges",
+}
 SIMULATED = " (simulated)"
 #: Characters of an answer that a finding quotes.
 LONGEST = 72
@@ -77,14 +82,15 @@ SHORT = dict(
 class Config(Struct, kw_only=True):
     """Hold what a run was asked: cases, the device, and why losses are missing here."""
 
-    cases: List[str]
+    cases: list[str]
     device: str
-    missing: Dict[str, str] = {}
+    missing: dict[str, str] = {}
 
 
 @dataclass
 class Matrix:
-    """Rows, the cases that they were asked, a line on device, day and revision, and when the run started."""
+    """Rows, the cases that they were asked, a line on device, day and revision, and when the run
+    started."""
 
     heading: str
     rows: Sequence[Row]
@@ -92,13 +98,18 @@ class Matrix:
     started: str = ""
 
     def of_kinds(self) -> Iterator[Matrix]:
-        """Yield the matrix of each kind of loss, with the cases in which one of them is not as asked."""
+        """Yield the matrix of each kind of loss, with the cases in which one of them is not as
+        asked."""
         order = {kind: number for number, kind in enumerate(KINDS)}
         kinds = text.gathered((row.kind, row) for row in self.rows if row.cells)
         for kind in sorted(kinds, key=lambda kind: order.get(kind, len(order))):
-            odd = [case for case in self.cases if any(_odd_cases(row, [case]) for row in kinds[kind])]
+            odd = [
+                case for case in self.cases if any(_odd_cases(row, [case]) for row in kinds[kind])
+            ]
             lattice = LATTICES.get(kind)
-            yield Matrix(f"{kind}: {lattice}" if lattice else OTHER_KINDS.get(kind, kind), kinds[kind], odd)
+            yield Matrix(
+                f"{kind}: {lattice}" if lattice else OTHER_KINDS.get(kind, kind), kinds[kind], odd
+            )
 
 
 def outcome_of(row: Row, case: Question) -> Outcome:
@@ -106,7 +117,8 @@ def outcome_of(row: Row, case: Question) -> Outcome:
 
 
 def leaves_nan(outcome: Outcome) -> bool:
-    """Return whether the outcome passes although the gradient is NaN, which no optimizer may see."""
+    """Return whether the outcome passes although the gradient is NaN, which no optimizer may
+    see."""
     return outcome.result == PASS and outcome.message.endswith(NAN_GRADIENT)
 
 
@@ -121,9 +133,10 @@ def short(name: str) -> str:
     return SHORT.get(base, base) + (f":{initials}" if variant else "")
 
 
-def tables(matrix: Matrix) -> List[Table]:
-    """Return a table for each kind of loss in which one is not as asked: a row for each case in which one is not, and a
-    column for each loss that is not as asked in every case; the title names the others."""
+def tables(matrix: Matrix) -> list[Table]:
+    """Return a table for each kind of loss in which one is not as asked: a row for each case in
+    which one is not, and a column for each loss that is not as asked in every case; the title names
+    the others."""
     result = []
     for part in matrix.of_kinds():
         columns = [row for row in part.rows if _odd_cases(row, part.cases)]
@@ -133,16 +146,22 @@ def tables(matrix: Matrix) -> List[Table]:
         for case in part.cases:
             outcomes = [outcome_of(row, case) for row in columns]
             stars = ["*" if leaves_nan(outcome) else "" for outcome in outcomes]
-            cells = (Cell(SYMBOLS[of.result] + star, mark=MARKS[of.result]) for of, star in zip(outcomes, stars))
+            cells = (
+                Cell(SYMBOLS[of.result] + star, mark=MARKS[of.result])
+                for of, star in zip(outcomes, stars)
+            )
             rows.append([Cell(case.title), *cells])
         clean = ", ".join(row.name for row in part.rows if row not in columns)
         title = part.heading + (f"; as asked in every case: {clean}" if clean else "")
-        heads = [Column("case", False), *(Column(short(row.name), False, centered=True) for row in columns)]
+        heads = [
+            Column("case", False),
+            *(Column(short(row.name), False, centered=True) for row in columns),
+        ]
         result.append(Table(f"conformance-{columns[0].kind}", title, heads, rows))
     return result
 
 
-def _odd_cases(row: Row, cases: Sequence[Question]) -> List[Question]:
+def _odd_cases(row: Row, cases: Sequence[Question]) -> list[Question]:
     outcomes = [(case, outcome_of(row, case)) for case in cases]
     return [case for case, of in outcomes if of.result not in (PASS, NOT_ASKED) or leaves_nan(of)]
 
@@ -150,13 +169,15 @@ def _odd_cases(row: Row, cases: Sequence[Question]) -> List[Question]:
 def meaning(case: Question, result: str) -> str:
     """Return what a result of a case means to a user; "" where nothing is to beware of."""
     fatal = f"ends or hangs the process: {case.title}"
-    return {DIFFERS: case.wrong, CRASHES: fatal, TIMEOUT: fatal, REFUSES: case.refusal}.get(result, "")
+    return {DIFFERS: case.wrong, CRASHES: fatal, TIMEOUT: fatal, REFUSES: case.refusal}.get(
+        result, ""
+    )
 
 
-def findings(matrix: Matrix, brief: bool = False) -> Dict[str, List[str]]:
-    """Return lines by the kind of finding, wrong answers first: the case, what it means, for whom, and what the first
-    of them answered; brief: what it means and for whom."""
-    lines: Dict[str, List[str]] = {}
+def findings(matrix: Matrix, brief: bool = False) -> dict[str, list[str]]:
+    """Return lines by the kind of finding, wrong answers first: the case, what it means, for whom,
+    and what the first of them answered; brief: what it means and for whom."""
+    lines: dict[str, list[str]] = {}
     for result, heading in FINDINGS.items():
         for case in matrix.cases:
             hits = [(outcome_of(row, case), row.name) for row in matrix.rows]
@@ -164,8 +185,14 @@ def findings(matrix: Matrix, brief: bool = False) -> Dict[str, List[str]]:
             words = meaning(case, result)
             if who and words:
                 title = "" if brief and words != WRONG else f"{case.title}: "
-                answer = "" if brief or result == REFUSES or not who[0][1] else f" ({text.short(who[0][1], LONGEST)})"
-                lines.setdefault(heading, []).append(f"{title}{words}: {_packages(name for name, _ in who)}{answer}")
+                answer = (
+                    ""
+                    if brief or result == REFUSES or not who[0][1]
+                    else f" ({text.short(who[0][1], LONGEST)})"
+                )
+                lines.setdefault(heading, []).append(
+                    f"{title}{words}: {_packages(name for name, _ in who)}{answer}"
+                )
     return lines
 
 
@@ -174,8 +201,9 @@ def _packages(names: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(name.partition(":")[0] for name in names))
 
 
-def remarks(matrix: Matrix) -> List[str]:
-    """Return the lines below the tables: symbols, heads of columns, versions, and whose mean is which."""
+def remarks(matrix: Matrix) -> list[str]:
+    """Return the lines below the tables: symbols, heads of columns, versions, and whose mean is
+    which."""
     judged = [row for row in matrix.rows if row.cells]
     used = {outcome.result for row in judged for outcome in row.cells.values()}
     legend = [f"{SYMBOLS[result]} {words}" for result, words in LEGEND.items() if result in used]
@@ -184,36 +212,55 @@ def remarks(matrix: Matrix) -> List[str]:
     if any(leaves_nan(outcome) for row in judged for outcome in row.cells.values()):
         legend.append("* the loss is infinite as asked, the gradient nan")
     lines = ["; ".join(legend)]
-    lines += [f"columns, where a variant adds its first letters: {', '.join(heads)}"] if heads else []
+    lines += (
+        [f"columns, where a variant adds its first letters: {', '.join(heads)}"] if heads else []
+    )
     versions = text.gathered((row.torch, f"{row.name} {row.version}") for row in plain)
     lines += [f"torch {torch}: {', '.join(of)}" for torch, of in versions.items()]
     means = [(outcome_of(row, BY_NAME["reduction-mean"]), row.name) for row in judged]
-    whose = text.gathered((outcome.message, name) for outcome, name in means if outcome.result == PASS)
-    return lines + [f'reduction "mean" is the {words}: {_packages(names)}' for words, names in whose.items()]
+    whose = text.gathered(
+        (outcome.message, name) for outcome, name in means if outcome.result == PASS
+    )
+    return lines + [
+        f'reduction "mean" is the {words}: {_packages(names)}' for words, names in whose.items()
+    ]
 
 
 def answer_of(matrix: Matrix, of_user: Sequence[str] = ()) -> kept.Answer:
-    """Return a matrix as all formats show it; losses `of_user` fail the command where they are wrong or not judged."""
+    """Return a matrix as all formats show it; losses `of_user` fail the command where they are
+    wrong or not judged."""
     judged = [row for row in matrix.rows if row.cells]
     clean = [called(row) for row in judged if not _odd_cases(row, matrix.cases)]
     asked = f"{matrix.heading}; {text.count(len(matrix.cases), 'case')}"
-    pairs = [(row.name, case.name, outcome_of(row, case)) for row in judged for case in matrix.cases]
+    pairs = [
+        (row.name, case.name, outcome_of(row, case)) for row in judged for case in matrix.cases
+    ]
     rows = [{"loss": loss, "case": case, **structs.asdict(of)} for loss, case, of in pairs]
     unjudged = [(row.name, row.status, row.reason) for row in matrix.rows if not row.cells]
     return kept.Answer(
         TITLE,
         total=[asked, f"as asked in all: {', '.join(clean) or 'none'}"],
         tables=tables(matrix),
-        lines=[*(f"{kind}: {line}" for kind, lines in findings(matrix).items() for line in lines), *remarks(matrix)],
+        lines=[
+            *(f"{kind}: {line}" for kind, lines in findings(matrix).items() for line in lines),
+            *remarks(matrix),
+        ],
         failures=[f"not judged: {': '.join(each)}" for each in unjudged],
         folded=True,
-        rows=[*rows, *({"loss": loss, "case": "", "result": result, "message": why} for loss, result, why in unjudged)],
+        rows=[
+            *rows,
+            *(
+                {"loss": loss, "case": "", "result": result, "message": why}
+                for loss, result, why in unjudged
+            ),
+        ],
         statuses=[_status(row, row.name in of_user) for row in matrix.rows],
     )
 
 
 def _status(row: Row, is_of_user: bool) -> str:
-    """Return the status that tells the exit code: packages may be wrong, a loss of the user's own may not."""
+    """Return the status that tells the exit code: packages may be wrong, a loss of the user's own
+    may not."""
     results = {outcome.result for outcome in row.cells.values()}
     plain = row.cells.get("ragged", Outcome(PASS)).result == PASS
     right = PASS in results and plain and not {DIFFERS, CRASHES, TIMEOUT} & results
@@ -238,56 +285,82 @@ def page(matrix: Matrix) -> str:
     for heading, of_kind in findings(matrix, brief=True).items():
         lines += [f"### {heading}", listed(of_kind, "markdown")]
     missing = [row for row in matrix.rows if not row.cells]
-    reasons = text.gathered((re.sub(f"^{re.escape(row.name)} ", "it ", row.reason), row.name) for row in missing)
+    reasons = text.gathered(
+        (re.sub(f"^{re.escape(row.name)} ", "it ", row.reason), row.name) for row in missing
+    )
     absent = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    return "\n\n".join([*lines, *(["## Not judged", listed(absent, "markdown")] if absent else [])]) + "\n"
+    return (
+        "\n\n".join([*lines, *(["## Not judged", listed(absent, "markdown")] if absent else [])])
+        + "\n"
+    )
 
 
 def matrix_of(run: kept.Kept) -> Matrix:
-    """Return the matrix of a run: its rows in the order of the implementations, and those that are missing here."""
+    """Return the matrix of a run: its rows in the order of the implementations, and those that are
+    missing here."""
     head, config = run.header, schema.typed(run.header.config, Config)
     kinds = {implementation.name: implementation.kind for implementation in with_variants()}
     reasons = {name: ("missing", reason) for name, reason in config.missing.items()}
-    reasons.update((name, (job.status, job.reason)) for name, job in run.jobs.items() if not job.values)
+    reasons.update(
+        (name, (job.status, job.reason)) for name, job in run.jobs.items() if not job.values
+    )
     rows = [row for job in run.jobs.values() for row in job.of(Row)]
-    rows += [Row(name, kinds.get(name, "exact"), status, reason) for name, (status, reason) in reasons.items()]
+    rows += [
+        Row(name, kinds.get(name, "exact"), status, reason)
+        for name, (status, reason) in reasons.items()
+    ]
     order = {name: number for number, name in enumerate(kinds)}
     rows.sort(key=lambda row: order.get(row.name, len(order)))
     devices = dict.fromkeys(row.device_name for row in rows if row.device_name)
-    revision = (head.git_revision or "unknown")[:12] + (" with uncommitted changes" if head.git_dirty else "")
+    revision = (head.git_revision or "unknown")[:12] + (
+        " with uncommitted changes" if head.git_dirty else ""
+    )
     heading = f"{config.device}: {' and '.join(devices) or head.machine.cpu}; {head.started[:10]}; suite {revision}"
-    return Matrix(heading, rows, [BY_NAME[name] for name in config.cases if name in BY_NAME], head.started)
+    return Matrix(
+        heading, rows, [BY_NAME[name] for name in config.cases if name in BY_NAME], head.started
+    )
 
 
 class Corners(Struct):
-    """Hold the result of each case that a user of a loss must beware of, the version that was judged, and the day."""
+    """Hold the result of each case that a user of a loss must beware of, the version that was
+    judged, and the day."""
 
     version: str
     day: str
     results: Mapping[str, str]
 
 
-def corners(matrix: Matrix) -> Dict[str, Corners]:
+def corners(matrix: Matrix) -> dict[str, Corners]:
     """Return the corners of each loss that was judged."""
     known = {}
     for row in (row for row in matrix.rows if row.cells):
         results = {case: of.result for case, of in row.cells.items() if of.result in FINDINGS}
-        known[row.name] = Corners((row.version or "").partition("+")[0], matrix.started[:10], results)
+        known[row.name] = Corners(
+            (row.version or "").partition("+")[0], matrix.started[:10], results
+        )
     return known
 
 
-def judged(name: str, folders: Sequence[Path]) -> Optional[Judged]:
-    """Return what to beware of in an implementation, the worst first, by the newest matrix in `folders` that judged it,
-    else by the corners of docs/; None if none did."""
+def judged(name: str, folders: Sequence[Path]) -> Judged | None:
+    """Return what to beware of in an implementation, the worst first, by the newest matrix in
+    `folders` that judged it, else by the corners of docs/; None if none did."""
     matrices = [each for each in kept.answers(folders, TOOL, matrix_of) if isinstance(each, Matrix)]
-    known = [corners(matrix) for matrix in sorted(matrices, key=lambda matrix: matrix.started, reverse=True)]
+    known = [
+        corners(matrix)
+        for matrix in sorted(matrices, key=lambda matrix: matrix.started, reverse=True)
+    ]
     committed = json.loads((ROOT / "docs" / CORNERS).read_text(encoding="utf-8"))
-    known.append(schema.typed(committed, Dict[str, Corners]))
+    known.append(schema.typed(committed, dict[str, Corners]))
     of_loss = next((each[name] for each in known if name in each), None)
     if of_loss is None:
         return None
     results = of_loss.results
-    meanings = [meaning(case, result) for result in FINDINGS for case in TABLE if results.get(case.name) == result]
+    meanings = [
+        meaning(case, result)
+        for result in FINDINGS
+        for case in TABLE
+        if results.get(case.name) == result
+    ]
     return Judged(list(dict.fromkeys(filter(None, meanings))), of_loss.version, of_loss.day)
 
 

@@ -1,1 +1,2 @@
-"""Settings, implementations, errors, text and units, which every folder uses. Standard library alone."""
+"""Settings, implementations, errors, text and units, which every folder uses. Standard library
+alone."""

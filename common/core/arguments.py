@@ -7,14 +7,15 @@ import os
 import sys
 from contextlib import suppress
 from textwrap import fill
-from typing import Any, NoReturn, Optional
+from typing import Any, NoReturn
 
 from rnnt_bench.core import errors, flag_types
 from rnnt_bench.core.text import closest
 
 
 class Parser(argparse.ArgumentParser):
-    """Parse as argparse does, but an error is one line, and an epilog of several lines is printed as it is.
+    """Parse as argparse does, but an error is one line, and an epilog of several lines is printed
+    as it is.
 
     examples: commands that the short --help ends with, below the flags with a text for it (add)."""
 
@@ -31,10 +32,13 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--help-all", action=_HelpAll, nargs=0, help=words)
 
     def print_help(self, file: Any = None) -> None:
-        self._print_message(self.format_short_help() if self.examples else self.format_help(), file or sys.stdout)
+        self._print_message(
+            self.format_short_help() if self.examples else self.format_help(), file or sys.stdout
+        )
 
     def format_short_help(self) -> str:
-        """Return the first paragraph of the description, the flags that have a short text, and the examples."""
+        """Return the first paragraph of the description, the flags that have a short text, and the
+        examples."""
         lines = []
         usage = f"usage: {self.prog} "
         for action in self._actions:
@@ -46,7 +50,12 @@ class Parser(argparse.ArgumentParser):
                 lines.append(f"  {f'{name} {value}'.strip():<26}  {text}")
         usage += "[flags]     (--help-all: every flag, with unit and default)"
         first = " ".join((self.description or "").strip().partition("\n\n")[0].split())
-        parts = usage, fill(first, 100, break_on_hyphens=False), "\n".join(lines), self.examples.format(prog=self.prog)
+        parts = (
+            usage,
+            fill(first, 100, break_on_hyphens=False),
+            "\n".join(lines),
+            self.examples.format(prog=self.prog),
+        )
         return "\n\n".join(parts)
 
     def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
@@ -68,7 +77,7 @@ class Parser(argparse.ArgumentParser):
             message += closest(message.split()[2].partition("=")[0], self._option_string_actions)
         self.exit(errors.EXIT_USAGE, f"{self.prog}: error: {message} (--help tells more)\n")
 
-    def exit(self, status: int = 0, message: Optional[str] = None) -> NoReturn:
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         super().exit(errors.finished(status), message)
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -84,5 +93,7 @@ class _HelpAll(argparse.Action):
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
     """Add the log folders that a reader searches."""
-    words = "Log folders, which are searched; a results.jsonl or a single trace works too. Default: log"
+    words = (
+        "Log folders, which are searched; a results.jsonl or a single trace works too. Default: log"
+    )
     parser.add_argument("log", nargs="*", metavar="LOG", type=flag_types.path, help=words)

@@ -1,4 +1,5 @@
-"""Word the commands that a text advises: a script or make in a checkout, rnnt-bench where it is installed."""
+"""Word the commands that a text advises: a script or make in a checkout, rnnt-bench where it is
+installed."""
 
 from __future__ import annotations
 
@@ -17,14 +18,16 @@ USUAL = ("main", "k2")
 
 
 def command(name: str) -> str:
-    """Return what the user types for a command: "./summarize.py", or "rnnt-bench summarize" where it is installed."""
+    """Return what the user types for a command: "./summarize.py", or "rnnt-bench summarize" where
+    it is installed."""
     if INSTALLED:
         return f"{PROGRAM} {name}"
     return SCRIPTS.get(name, f"./{PROGRAM} {name}")
 
 
 def or_set_up(advice: str, environment: str = "main") -> str:
-    """Return "run `make setup`, or pip install x" of the advice "pip install x", which alone serves an installed suite.
+    """Return "run `make setup`, or pip install x" of the advice "pip install x", which alone serves
+    an installed suite.
 
     environment: the one that has it."""
     if INSTALLED:

@@ -1,4 +1,5 @@
-"""Define the errors that a user can cause and the exit codes, and end every command: one line for a user's mistake."""
+"""Define the errors that a user can cause and the exit codes, and end every command: one line for a
+user's mistake."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ import os
 import signal
 import sys
 from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, NoReturn, Optional, TextIO
+from typing import Any, NoReturn, TextIO
 
 from rnnt_bench.core.text import plain, short
 
@@ -28,7 +30,8 @@ NOT_RUNNABLE = ("missing", "unsupported")
 
 
 class NotRunnable(Exception):
-    """Raised where an implementation cannot run.  The message is the reason shown in its row; status: one above."""
+    """Raised where an implementation cannot run.  The message is the reason shown in its row;
+    status: one above."""
 
     def __init__(self, status: str, reason: str):
         super().__init__(reason)
@@ -54,11 +57,12 @@ def go_on_with(python: str) -> NoReturn:
 
 
 class Stdout:
-    """Write text to a stream, and remember the error with which it failed, so that no other is taken for it."""
+    """Write text to a stream, and remember the error with which it failed, so that no other is
+    taken for it."""
 
     def __init__(self, stream: TextIO):
         self.stream = stream
-        self.failure: Optional[OSError] = None
+        self.failure: OSError | None = None
 
     def write(self, text: str) -> int:
         return int(self._tried(self.stream.write, text))
@@ -78,7 +82,8 @@ class Stdout:
 
 
 def safe_streams() -> None:
-    """Let stdout remember its failure, and escape characters that it does not know.  May be called again."""
+    """Let stdout remember its failure, and escape characters that it does not know.  May be called
+    again."""
     if not isinstance(sys.stdout, Stdout):
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -88,8 +93,8 @@ def safe_streams() -> None:
 def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupted") -> int:
     """Run the body of the command `program` and return its exit code.
 
-    A mistake of the user, a full stdout and a lack of memory are one line on stderr and EXIT_USAGE; a closed pipe
-    behind stdout is EXIT_FAILED; Ctrl-C, SIGTERM and SIGHUP print `interrupted`."""
+    A mistake of the user, a full stdout and a lack of memory are one line on stderr and EXIT_USAGE;
+    a closed pipe behind stdout is EXIT_FAILED; Ctrl-C, SIGTERM and SIGHUP print `interrupted`."""
     safe_streams()
     line = ""
     code = EXIT_USAGE
@@ -108,10 +113,14 @@ def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupt
             if error is getattr(sys.stdout, "failure", None):
                 drop_stdout()
                 closed = isinstance(error, BrokenPipeError)
-                line = "" if closed else f"error: cannot write the output: {error.strerror or error}"
+                line = (
+                    "" if closed else f"error: cannot write the output: {error.strerror or error}"
+                )
                 code = EXIT_FAILED if closed else EXIT_USAGE
             elif isinstance(error, PermissionError) and error.filename is not None:
-                line = plain(f"error: {error.filename}: {error.strerror}; change its mode, or run as its owner")
+                line = plain(
+                    f"error: {error.filename}: {error.strerror}; change its mode, or run as its owner"
+                )
             else:
                 raise
     if line:
@@ -120,7 +129,8 @@ def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupt
 
 
 def finished(code: int = EXIT_OK) -> int:
-    """Flush stdout and return `code`; drop what cannot be written, since Python would complain about it at its end."""
+    """Flush stdout and return `code`; drop what cannot be written, since Python would complain
+    about it at its end."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -129,16 +139,19 @@ def finished(code: int = EXIT_OK) -> int:
 
 
 def drop_stdout() -> None:
-    """Send stdout, which failed, to the null device: what is still buffered would fail again when Python ends."""
+    """Send stdout, which failed, to the null device: what is still buffered would fail again when
+    Python ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
-def _interruptions() -> Iterator[List[int]]:
-    """Let the first of Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt; yield its number in a list.
+def _interruptions() -> Iterator[list[int]]:
+    """Let the first of Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt; yield its number in a
+    list.
 
-    An ignored signal stays ignored.  Later signals must not stop the writing of the results: `timeout` sends two."""
-    raised: List[int] = []
+    An ignored signal stays ignored.  Later signals must not stop the writing of the results:
+    `timeout` sends two."""
+    raised: list[int] = []
 
     def interrupt(number: int, _: Any) -> None:
         if not raised:
@@ -152,5 +165,6 @@ def _interruptions() -> Iterator[List[int]]:
     try:
         yield raised
     finally:
-        for number, handler in handlers.items():  # a repetition must not meet the last moments of this process either
+        # a repetition must not meet the last moments of this process either
+        for number, handler in handlers.items():
             signal.signal(number, signal.SIG_IGN if raised else handler)

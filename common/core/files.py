@@ -1,7 +1,8 @@
-"""Say where the suite lies and what is wrong with a path that a user gives; read, write and lock files.
+"""Say where the suite lies and what is wrong with a path that a user gives; read, write and lock
+files.
 
-The kernel releases a lock when its holder dies; the package filelock cannot be used: set-up takes a lock before any
-package is installed, and its children inherit it.
+The kernel releases a lock when its holder dies; the package filelock cannot be used: set-up takes a
+lock before any package is installed, and its children inherit it.
 """
 
 from __future__ import annotations
@@ -14,29 +15,36 @@ import platform
 import secrets
 import stat
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO, Callable, Iterator, List, Optional, Tuple, Union
+from typing import BinaryIO
 
 from rnnt_bench.core.errors import UserError
 
 #: The folder of the package rnnt_bench: common/ in a checkout.
 PACKAGE = Path(__file__).resolve().parents[1]
-#: Whether it is installed: then the scripts of losses lie within it, and the running Python alone measures.
+#: Whether it is installed: then the scripts of losses lie within it, and the running Python alone
+#: measures.
 INSTALLED = (PACKAGE / "scripts").is_dir()
 #: The folder that holds the scripts and what they read.
 ROOT = PACKAGE / "scripts" if INSTALLED else PACKAGE.parent
 _CACHE_HOME = os.environ.get("XDG_CACHE_HOME", "")
 #: The user's cache.  By its specification a relative variable is as if it were not set.
-_USER_CACHE = Path(_CACHE_HOME if os.path.isabs(_CACHE_HOME) else os.path.expanduser("~/.cache")) / "rnnt-bench"
+_USER_CACHE = (
+    Path(_CACHE_HOME if os.path.isabs(_CACHE_HOME) else os.path.expanduser("~/.cache"))
+    / "rnnt-bench"
+)
 #: Where compiled losses are kept.
 CACHE = _USER_CACHE / "losses"
-#: Where kernels are kept, and results without --log-dir: an installed suite writes nothing beside itself.
+#: Where kernels are kept, and results without --log-dir: an installed suite writes nothing beside
+#: itself.
 BUILD = _USER_CACHE if INSTALLED else ROOT / ".build"
 LOG = Path("log") if INSTALLED else ROOT / "log"
-#: Folders of the package whose code changes no measurement, and that of the adapters, which a job notes.
+#: Folders of the package whose code changes no measurement, and that of the adapters, which a job
+#: notes.
 _NOT_MEASURING = {"analysis", "cli", "present", "show", "scripts"}
 
 
@@ -51,17 +59,23 @@ def digest(*paths: Path) -> str:
 @cache
 def code() -> str:
     """Return a digest of the suite's code that measures, but for the adapters'."""
-    own = [path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in _NOT_MEASURING]
+    own = [
+        path
+        for path in PACKAGE.rglob("*.py")
+        if path.relative_to(PACKAGE).parts[0] not in _NOT_MEASURING
+    ]
     return digest(*sorted([*own, *(ROOT / "fused_transducer" / "csrc").glob("*")]))
 
 
-def _why_not(kind: str, fits: Callable[[int], bool], needed: int, path: Union[str, Path]) -> str:
-    """Return why a path is none of the kind or cannot be read ("no such file", "Permission denied"); "" if it can."""
+def _why_not(kind: str, fits: Callable[[int], bool], needed: int, path: str | Path) -> str:
+    """Return why a path is none of the kind or cannot be read ("no such file", "Permission
+    denied"); "" if it can."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return "a link that leads nowhere" if os.path.islink(path) else f"no such {kind}"
-    except (OSError, ValueError) as error:  # too long, a loop of links, a folder above it that is closed; a zero byte
+    # too long, a loop of links, a folder above it that is closed; a zero byte
+    except (OSError, ValueError) as error:
         return str(getattr(error, "strerror", None) or error)
     if not fits(mode):
         return f"not a {kind}"
@@ -70,20 +84,23 @@ def _why_not(kind: str, fits: Callable[[int], bool], needed: int, path: Union[st
 
 not_a_file = partial(_why_not, "file", stat.S_ISREG, os.R_OK)
 not_a_folder = partial(_why_not, "folder", stat.S_ISDIR, os.R_OK | os.X_OK)
-not_there = partial(_why_not, "file or folder", lambda mode: stat.S_ISREG(mode) or stat.S_ISDIR(mode), os.R_OK)
+not_there = partial(
+    _why_not, "file or folder", lambda mode: stat.S_ISREG(mode) or stat.S_ISDIR(mode), os.R_OK
+)
 
 
 _DEVICES = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
 #: The content of a file: text, bytes, or a function that writes to the stream that it is given.
-Content = Union[str, bytes, Callable[[BinaryIO], None]]
+Content = str | bytes | Callable[[BinaryIO], None]
 #: Bytes of the largest file that is held in memory as a whole.
 LARGEST = 2**30
 
 #: The writer of a file that nobody holds counts as killed when the file is older.
 LEFT_SECONDS = 60.0
 
-#: Folder for temporary files of this process, whose owner removes it, however we end; None: the system's.
-scratch: Optional[Path] = None
+#: Folder for temporary files of this process, whose owner removes it, however we end; None: the
+#: system's.
+scratch: Path | None = None
 
 
 def scratch_folder() -> TemporaryDirectory[str]:
@@ -91,8 +108,9 @@ def scratch_folder() -> TemporaryDirectory[str]:
     return TemporaryDirectory(dir=scratch)
 
 
-def open_file(path: Union[str, Path]) -> BinaryIO:
-    """Open a regular file to read its bytes.  Raises OSError, also for a pipe or a device, which may never end."""
+def open_file(path: str | Path) -> BinaryIO:
+    """Open a regular file to read its bytes.  Raises OSError, also for a pipe or a device, which
+    may never end."""
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         stream.close()
@@ -100,12 +118,15 @@ def open_file(path: Union[str, Path]) -> BinaryIO:
     return stream
 
 
-def read_bytes(path: Union[str, Path], largest: int = LARGEST) -> bytes:
-    """Return the bytes of a regular file.  Raises OSError as `open_file` does, and for more than `largest` bytes."""
+def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
+    """Return the bytes of a regular file.  Raises OSError as `open_file` does, and for more than
+    `largest` bytes."""
     with open_file(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > largest:
-            raise OSError(errno.EFBIG, f"{size:,} bytes, more than the {largest:,} that are read", str(path))
+            raise OSError(
+                errno.EFBIG, f"{size:,} bytes, more than the {largest:,} that are read", str(path)
+            )
         return stream.read() or b""
 
 
@@ -122,12 +143,17 @@ def read_text(path: Path, largest: int = LARGEST) -> str:
 
 def cannot_write(path: Path, error: OSError, advice: str) -> str:
     """Return the error message for a file that cannot be written.  advice: what to do next."""
-    reason = "it is a link, or below one that leads nowhere" if error.errno == errno.ELOOP else error.strerror or error
+    reason = (
+        "it is a link, or below one that leads nowhere"
+        if error.errno == errno.ELOOP
+        else error.strerror or error
+    )
     return f"cannot write {path}: {reason}; {advice}"
 
 
 def refusal(path: Path) -> str:
-    """Return why what lies in a file or folder must not be run, as others may have written it; "" where it may."""
+    """Return why what lies in a file or folder must not be run, as others may have written it; ""
+    where it may."""
     status = path.stat()
     if status.st_uid not in (os.getuid(), 0):
         return f"{path} belongs to another user (number {status.st_uid})"
@@ -140,19 +166,21 @@ def another(flag: str, what: str = "file") -> str:
 
 
 def make_folder(folder: Path, advice: str) -> None:
-    """Make a folder and those above it, unless it is there.  Raises UserError.  advice: see `cannot_write`."""
+    """Make a folder and those above it, unless it is there.  Raises UserError.  advice: see
+    `cannot_write`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(cannot_write(folder, error, advice)) from error
 
 
-def write_whole(advice: str, *contents: Tuple[Path, Content]) -> None:
-    """Write each (path, content) to a new file beside it, then rename all: a reader, or a full disk, meets the old ones
-    or the new.  A link is replaced; a pipe or /dev/stdout is written to.  Raises UserError with `advice`."""
+def write_whole(advice: str, *contents: tuple[Path, Content]) -> None:
+    """Write each (path, content) to a new file beside it, then rename all: a reader, or a full
+    disk, meets the old ones or the new.  A link is replaced; a pipe or /dev/stdout is written to.
+    Raises UserError with `advice`."""
     path = Path()
     with ExitStack() as stack:
-        new: List[Tuple[Path, Path]] = []
+        new: list[tuple[Path, Path]] = []
         try:
             for path, content in contents:
                 in_place = path.parent in _DEVICES or (path.exists() and not path.is_file())
@@ -161,7 +189,11 @@ def write_whole(advice: str, *contents: Tuple[Path, Content]) -> None:
                 if callable(content):
                     content(stream)
                 else:
-                    stream.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
+                    stream.write(
+                        content.encode("utf-8", "backslashreplace")
+                        if isinstance(content, str)
+                        else content
+                    )
                 stream.flush()
                 if not in_place:
                     os.fsync(stream.fileno())
@@ -176,11 +208,13 @@ def write_whole(advice: str, *contents: Tuple[Path, Content]) -> None:
 
 
 def _beside(path: Path) -> BinaryIO:
-    """Open a new file beside `path`, locked as long as it is open; remove those whose writers were killed."""
+    """Open a new file beside `path`, locked as long as it is open; remove those whose writers were
+    killed."""
     for other in path.parent.glob(f".rnnt-bench-{'[0-9a-f]' * 12}.tmp"):
         with suppress(OSError), open(other, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if time.time() - other.stat().st_mtime > LEFT_SECONDS:  # not one that is about to be locked
+            # not one that is about to be locked
+            if time.time() - other.stat().st_mtime > LEFT_SECONDS:
                 other.unlink()
     stream = open(path.with_name(f".rnnt-bench-{secrets.token_hex(6)}.tmp"), "xb")
     with suppress(OSError):  # no locks here
@@ -189,14 +223,17 @@ def _beside(path: Path) -> BinaryIO:
 
 
 class Held(Exception):
-    """Raised where another process has the lock; the message is its process id and computer, or "unknown"."""
+    """Raised where another process has the lock; the message is its process id and computer, or
+    "unknown"."""
 
 
 @contextmanager
 def locked(path: Path, waiting: Callable[[], None]) -> Iterator[int]:
-    """Hold the lock file `path`; call `waiting` once if another process has it.  Yields the descriptor.
+    """Hold the lock file `path`; call `waiting` once if another process has it.  Yields the
+    descriptor.
 
-    A child started with ``pass_fds=(descriptor,)`` keeps the lock as long as it runs, even if its parent is killed."""
+    A child started with ``pass_fds=(descriptor,)`` keeps the lock as long as it runs, even if its
+    parent is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _taken(path, waiting)
     try:
@@ -206,7 +243,8 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[int]:
 
 
 class Claim:
-    """Hold the lock file `path` until `release`, which removes it, or until this process ends.  Does not wait.
+    """Hold the lock file `path` until `release`, which removes it, or until this process ends.
+    Does not wait.
 
     Raises Held, and OSError if the file cannot be made."""
 
@@ -226,16 +264,20 @@ class Claim:
             self.descriptor = -1
 
 
-def _taken(path: Path, waiting: Optional[Callable[[], None]]) -> int:
-    """Lock the file, where the file system has locks, and return its descriptor.  Raises Held if `waiting` is None."""
+def _taken(path: Path, waiting: Callable[[], None] | None) -> int:
+    """Lock the file, where the file system has locks, and return its descriptor.  Raises Held if
+    `waiting` is None."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)  # it is written to
+        # it is written to
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if waiting is None:
-                    raise Held(os.read(descriptor, 200).decode("utf-8", "replace").strip() or "unknown") from None
+                    raise Held(
+                        os.read(descriptor, 200).decode("utf-8", "replace").strip() or "unknown"
+                    ) from None
                 waiting()
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             except OSError:
@@ -246,5 +288,6 @@ def _taken(path: Path, waiting: Optional[Callable[[], None]]) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # its holder removed the file (a release, `make clean`): take the new one
+        # its holder removed the file (a release, `make clean`): take the new one
+        os.close(descriptor)
         path.parent.mkdir(parents=True, exist_ok=True)

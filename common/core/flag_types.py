@@ -6,10 +6,10 @@ import math
 import os
 import re
 import string
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
 from rnnt_bench.core.called import command
 from rnnt_bench.core.errors import UserError
@@ -55,13 +55,15 @@ seed = Whole(0, 2**53)
 
 
 def threads(text: str) -> int:
-    """Parse a number of threads: at most MOST_THREADS a CPU, since thousands bring the machine to a standstill."""
+    """Parse a number of threads: at most MOST_THREADS a CPU, since thousands bring the machine to a
+    standstill."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Whole(1, MOST_THREADS * cpus)(text)
 
 
 def named(text: str) -> str:
-    """Parse a name; an empty one is an error, since an empty variable of a shell would name the current folder."""
+    """Parse a name; an empty one is an error, since an empty variable of a shell would name the
+    current folder."""
     if not text:
         raise UserError("must not be empty: give a name, or leave it out")
     return text
@@ -72,7 +74,9 @@ def path(text: str) -> Path:
     try:
         named(text).encode()
     except UnicodeEncodeError:
-        raise UserError(f"its name is not UTF-8: {os.fsencode(text)!r}; rename it or name another") from None
+        raise UserError(
+            f"its name is not UTF-8: {os.fsencode(text)!r}; rename it or name another"
+        ) from None
     return Path(text)
 
 
@@ -89,12 +93,15 @@ def durations(text: str) -> str:
     numbers = split(text)
     frames = [int(number) for number in numbers if number.isdecimal()]
     if len({*frames}) < len(numbers) or not 0 < max(frames, default=0) <= MOST:
-        raise UserError(f"give different whole numbers of frames, 0,1,2,3,4, one of them above 0, not {text!r}")
+        raise UserError(
+            f"give different whole numbers of frames, 0,1,2,3,4, one of them above 0, not {text!r}"
+        )
     return ",".join(map(str, frames))
 
 
 def duration(text: str) -> float:
-    """Return the seconds of "90s", "5m" or "1h".  The unit has to be there: 5 could mean minutes."""
+    """Return the seconds of "90s", "5m" or "1h".  The unit has to be there: 5 could mean
+    minutes."""
     seconds = {"s": 1, "m": 60, "h": 3600}
     if text[-1:] not in seconds:
         raise UserError(f"give a time such as 90s, 5m or 1h, with the unit, not {text!r}")
@@ -154,10 +161,11 @@ def dtype(text: str) -> str:
     return DTYPE_NAMES.get(name, name)
 
 
-def pair(form: str, empty: bool = False) -> Callable[[str], Tuple[str, str]]:
-    """Return the type of KEY=VALUE, which gives both.  form: names them in messages; empty: VALUE may be empty."""
+def pair(form: str, empty: bool = False) -> Callable[[str], tuple[str, str]]:
+    """Return the type of KEY=VALUE, which gives both.  form: names them in messages; empty: VALUE
+    may be empty."""
 
-    def parse(text: str) -> Tuple[str, str]:
+    def parse(text: str) -> tuple[str, str]:
         key, equals, value = (word.strip() for word in text.partition("="))
         if not (equals and key and (value or empty)):
             raise UserError(f"give {form}, not {text!r}")
@@ -166,12 +174,12 @@ def pair(form: str, empty: bool = False) -> Callable[[str], Tuple[str, str]]:
     return parse
 
 
-def split(text: str) -> List[str]:
+def split(text: str) -> list[str]:
     """Return what stands between commas, without empty words."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def words(text: str) -> Tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
     """Parse a comma-separated list of anything."""
     names = tuple(split(text))
     if not names:
@@ -179,17 +187,22 @@ def words(text: str) -> Tuple[str, ...]:
     return names
 
 
-def some_of(choices: Sequence[str], everything: Optional[Sequence[str]] = None) -> Callable[[str], Tuple[str, ...]]:
-    """Return the type of a comma-separated list out of `choices`, in their order; "all", "both": `everything`."""
+def some_of(
+    choices: Sequence[str], everything: Sequence[str] | None = None
+) -> Callable[[str], tuple[str, ...]]:
+    """Return the type of a comma-separated list out of `choices`, in their order; "all", "both":
+    `everything`."""
 
-    def parse(text: str) -> Tuple[str, ...]:
+    def parse(text: str) -> tuple[str, ...]:
         names = split(text)
         if names in (["all"], ["both"]):
             return tuple(choices if everything is None else everything)
         wrong = next((name for name in names if name not in choices), "")
         if wrong or not names:
             guess = closest(wrong, choices)  # first: the list may be long
-            raise UserError(f"{text!r}{guess}{' ' if guess else ': '}Give some of {', '.join(choices)}")
+            raise UserError(
+                f"{text!r}{guess}{' ' if guess else ': '}Give some of {', '.join(choices)}"
+            )
         return tuple(choice for choice in choices if choice in names)
 
     return parse
@@ -200,7 +213,9 @@ MOST_BYTES = 2**53
 
 #: Bytes of each unit that a size may have.
 SIZE_UNITS = {
-    f"{letter}{end}": base**power for end, base in (("ib", 1024), ("b", 1000)) for power, letter in enumerate("kmgt", 1)
+    f"{letter}{end}": base**power
+    for end, base in (("ib", 1024), ("b", 1000))
+    for power, letter in enumerate("kmgt", 1)
 }
 
 
@@ -237,10 +252,11 @@ SIZES = {
     "quick": "a smoke run with a small joiner and vocabulary and one round; a quarter of a minute for each "
     "implementation, most of it start-up; its times are too noisy to compare",
 }
-#: The token scales are estimates, from 38 LibriSpeech utterances (299 s, in lhotse's tests) that have 4211 characters,
-#: spaces included: 0.567 per frame at x4, while shape_info.pt has 0.213 BPE-500 tokens per frame, 2.66 times less.
-#: BPE models trained on other English books (1.1 million words of Project Gutenberg) give the same 38 transcripts 1600
-#: tokens at 500 symbols (0.215 per frame, as shape_info.pt) and 1057 at 4096, 0.66 times as many.
+#: The token scales are estimates, from 38 LibriSpeech utterances (299 s, in lhotse's tests) that
+#: have 4211 characters, spaces included: 0.567 per frame at x4, while shape_info.pt has 0.213
+#: BPE-500 tokens per frame, 2.66 times less. BPE models trained on other English books (1.1 million
+#: words of Project Gutenberg) give the same 38 transcripts 1600 tokens at 500 symbols (0.215 per
+#: frame, as shape_info.pt) and 1057 at 4096, 0.66 times as many.
 WORKLOADS = {
     "bpe500": "the shape file as it is (V 500; 50 with quick)",
     "bpe4096-x8": "a large vocabulary behind a strong front end: V 4096, x8 frames, 0.66 times the tokens",
@@ -248,12 +264,16 @@ WORKLOADS = {
     "long-form": "each 4 utterances joined into one of 30 to 65 s, in batches of a quarter as many",
 }
 DEFAULT_WORKLOAD = "bpe500"
-ESTIMATE = f"the token scales are estimates: {command('shapes')} counts those of your own vocabulary"
+ESTIMATE = (
+    f"the token scales are estimates: {command('shapes')} counts those of your own vocabulary"
+)
 
 
-def parts(text: str) -> Tuple[str, str]:
-    """Return (size or "", workload) of "cpu", "chars", "cpu,chars" or "chars,cpu".  Raises UserError."""
-    words = ["full" if word.strip() == "seed" else word.strip() for word in text.split(",")]  # its name in old runs
+def parts(text: str) -> tuple[str, str]:
+    """Return (size or "", workload) of "cpu", "chars", "cpu,chars" or "chars,cpu".  Raises
+    UserError."""
+    # its name in old runs
+    words = ["full" if word.strip() == "seed" else word.strip() for word in text.split(",")]
     sizes = [word for word in words if word in SIZES]
     workloads = [word for word in words if word in WORKLOADS]
     if len(sizes) > 1 or len(workloads) > 1 or len(sizes) + len(workloads) != len(words):

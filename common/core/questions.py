@@ -1,28 +1,32 @@
-"""Define the questions that a loss is asked, in one table: in words and as data.  Does not import torch.
+"""Define the questions that a loss is asked, in one table: in words and as data.  Does not import
+torch.
 
-A right loss answers each as if it were asked first and alone: neither other numbers, lengths and weights before it, nor
-what lies in the padding, nor a factor of the loss, nor what needs no gradient may change anything else.
+A right loss answers each as if it were asked first and alone: neither other numbers, lengths and
+weights before it, nor what lies in the padding, nor a factor of the loss, nor what needs no
+gradient may change anything else.
 
-`rnnt-bench check` asks all of TABLE, and shows what a loss takes, refuses and gets wrong.  A run asks the JUDGED ones
-on small batches (losses/questions.py), and in a timed process of the first rounds one of HARD at the measured size
-(losses/passes/after_timing.py).  A new question is one row here, and a new function in conformance/checks.py if none
-of those there fits.
+`rnnt-bench check` asks all of TABLE, and shows what a loss takes, refuses and gets wrong.  A run
+asks the JUDGED ones on small batches (losses/questions.py), and in a timed process of the first
+rounds one of HARD at the measured size (losses/passes/after_timing.py).  A new question is one row
+here, and a new function in conformance/checks.py if none of those there fits.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any
 
-Shapes = Sequence[Tuple[int, int]]  # (T, U) of each utterance
+Shapes = Sequence[tuple[int, int]]  # (T, U) of each utterance
 #: Ragged in both, T = 1 and U = 0 among them.
 SHAPES: Shapes = ((11, 5), (7, 4), (9, 2), (1, 0))
 BLOCKS: Shapes = ((32, 8), (16, 15), (17, 14), (48, 3))
 RAGGED: Shapes = ((9, 4), (6, 5), (8, 1))
 #: A ragged batch of few numbers.
 FEW: Shapes = ((4, 2), (3, 1))
-#: As large as check asks: more frames and targets than the blocks of a kernel have threads, 8 MB of logits.
+#: As large as check asks: more frames and targets than the blocks of a kernel have threads, 8 MB of
+#: logits.
 AT_SIZE: Shapes = ((301, 40), (260, 129), (150, 20))
 #: Logits whose exponential is infinite in float32, or 0 where they are negative.
 SHARP = 100.0
@@ -37,29 +41,33 @@ class Question:
     """Hold a question.
 
     In words:
-      name: as --cases takes it, "" for one that only a run asks; title: of the row in the matrix; asks: what the title
-      leaves open; wrong, refusal: what a loss does that differs, or raises an error, "" where an error is fine.
+      name: as --cases takes it, "" for one that only a run asks; title: of the row in the matrix;
+      asks: what the title leaves open; wrong, refusal: what a loss does that differs, or raises an
+        error, "" where an error is fine.
 
     The batch:
-      shapes: none for those of a measured batch; draw: number of the draw of random inputs; V: vocabulary size, and D:
-      dimension of the joiner; slack: frames and targets by which the tensors are longer than the longest utterance;
+      shapes: none for those of a measured batch; draw: number of the draw of random inputs; V:
+      vocabulary size, and D: dimension of the joiner; slack: frames and targets by which the
+      tensors are longer than the longest utterance;
       entry: the name, the index and the value of an entry of the targets or lengths.
 
     The logits:
-      logits: "random", "trained", or "sine": 3 sin(0.7 k), k = 0, 1, 2, ..., which no joiner makes; largest: magnitude
-      of the largest, to which the weights are scaled, in place; offset: is added to all; minus_inf: a symbol whose
-      logit is -inf in every cell; garbage: fills the padding.
+      logits: "random", "trained", or "sine": 3 sin(0.7 k), k = 0, 1, 2, ..., which no joiner makes;
+      largest: magnitude of the largest, to which the weights are scaled, in place; offset: is added
+      to all; minus_inf: a symbol whose logit is -inf in every cell; garbage: fills the padding.
 
     The call:
-      upstream: factors of the sum, of each utterance, or of each loss in flight; in_flight: a second loss, of as many
-      utterances with the lengths in reverse order, runs its forward before the backward of both; earlier: an earlier
-      call, with the weights as they were; frozen: beginnings of the names of leaves that need no gradient; blank,
-      dtype, durations, sigma: other ones than the loss's own; integers: dtype of targets and lengths.
+      upstream: factors of the sum, of each utterance, or of each loss in flight; in_flight: a
+      second loss, of as many utterances with the lengths in reverse order, runs its forward before
+      the backward of both; earlier: an earlier call, with the weights as they were; frozen:
+      beginnings of the names of leaves that need no gradient; blank,
+      dtype, durations, sigma: other ones than the loss's own; integers: dtype of targets and
+        lengths.
 
     Who asks:
-      judged: a run does too, on small batches; check: the function of conformance.checks that asks it otherwise than
-      `agrees`; may_refuse: an error is as right; slow: in a simulator it would take hours; alone: it may corrupt
-      memory or lose a CUDA context.
+      judged: a run does too, on small batches; check: the function of conformance.checks that asks
+      it otherwise than `agrees`; may_refuse: an error is as right; slow: in a simulator it would
+      take hours; alone: it may corrupt memory or lose a CUDA context.
     """
 
     name: str = ""
@@ -71,21 +79,21 @@ class Question:
     draw: int = 0
     V: int = 17
     D: int = 24
-    slack: Tuple[int, int] = (0, 0)
-    entry: Optional[Tuple[str, Tuple[Any, ...], int]] = None
+    slack: tuple[int, int] = (0, 0)
+    entry: tuple[str, tuple[Any, ...], int] | None = None
     logits: str = "random"
-    largest: Optional[float] = None
+    largest: float | None = None
     offset: float = 0.0
-    minus_inf: Optional[int] = None
-    garbage: Optional[float] = None
-    upstream: Tuple[float, ...] = ()
+    minus_inf: int | None = None
+    garbage: float | None = None
+    upstream: tuple[float, ...] = ()
     in_flight: bool = False
     earlier: Shapes = ()
-    frozen: Tuple[str, ...] = ()
-    blank: Optional[int] = None
+    frozen: tuple[str, ...] = ()
+    blank: int | None = None
     dtype: str = ""
-    durations: Optional[str] = None
-    sigma: Optional[float] = None
+    durations: str | None = None
+    sigma: float | None = None
     integers: str = ""
     judged: bool = False
     check: str = "agrees"
@@ -113,7 +121,8 @@ IN_FLIGHT = Question(
     in_flight=True,
     garbage=GARBAGE,
 )
-#: At the measured size a timed process asks one of these.  Large logits: without their maximum exp() overflows.
+#: At the measured size a timed process asks one of these.  Large logits: without their maximum
+#: exp() overflows.
 HARD = (
     IN_FLIGHT.but(name="in-flight", offset=SHARP),
     IN_FLIGHT.but(
@@ -133,8 +142,11 @@ ALIKE = ("targets", (...,), 3)
 CORNER = Question(shapes=RAGGED, V=7, logits="sine", largest=3.0, blank=0)
 
 
-def _corner(name: str, title: str, asks: str = "", wrong: str = WRONG, refusal: str = "", **values: Any) -> Question:
-    """Return a question of `check` alone: of a package, of its conventions, or with logits that no joiner makes."""
+def _corner(
+    name: str, title: str, asks: str = "", wrong: str = WRONG, refusal: str = "", **values: Any
+) -> Question:
+    """Return a question of `check` alone: of a package, of its conventions, or with logits that no
+    joiner makes."""
     return CORNER.but(name=name, title=title, asks=asks, wrong=wrong, refusal=refusal, **values)
 
 
@@ -162,10 +174,16 @@ def _refuses(name: str, title: str, what: str, *entry: Any) -> Question:
     )
 
 
-TABLE: Tuple[Question, ...] = (
-    _corner("ragged", "ragged batch", "three utterances of different T and U: loss and gradient of every cell"),
+TABLE: tuple[Question, ...] = (
+    _corner(
+        "ragged",
+        "ragged batch",
+        "three utterances of different T and U: loss and gradient of every cell",
+    ),
     _judged("blocks", "T and U around 16 and 32", shapes=BLOCKS, draw=5, slow=True),
-    _judged("utterances-5", "five utterances", shapes=((6, 3), (5, 2), (7, 4), (4, 1), (8, 5)), draw=13),
+    _judged(
+        "utterances-5", "five utterances", shapes=((6, 3), (5, 2), (7, 4), (4, 1), (8, 5)), draw=13
+    ),
     # none of a lattice with one symbol a frame
     _judged("targets-as-frames", "U >= T", shapes=((3, 5), (4, 4), (2, 3)), draw=14),
     _judged("targets-140", "U = 140 of 3 frames", shapes=((3, 140), (2, 120)), draw=16, slow=True),
@@ -210,16 +228,38 @@ TABLE: Tuple[Question, ...] = (
         upstream=(2.0, -1.0, 0.5),
         draw=7,
     ),
-    _judged("trained", "logits of a trained model", shapes=BLOCKS, draw=8, logits="trained", V=101, D=128, slow=True),
+    _judged(
+        "trained",
+        "logits of a trained model",
+        shapes=BLOCKS,
+        draw=8,
+        logits="trained",
+        V=101,
+        D=128,
+        slow=True,
+    ),
     *(
-        _judged(name, title, "large or like logits give another loss", draw=9, largest=largest, offset=offset)
+        _judged(
+            name,
+            title,
+            "large or like logits give another loss",
+            draw=9,
+            largest=largest,
+            offset=offset,
+        )
         for name, title, largest, offset in (
             ("logits-100", f"logits of up to {SHARP:g}", SHARP, 0.0),
             ("logits-minus-100", f"logits of at most -{SHARP:g}", SHARP, -2 * SHARP),
             ("logits-alike", "logits that are almost alike", 1e-3, SHARP),
         )
     ),
-    _judged("garbage", "garbage in the padding", "the padding changes the answer", draw=10, garbage=GARBAGE),
+    _judged(
+        "garbage",
+        "garbage in the padding",
+        "the padding changes the answer",
+        draw=10,
+        garbage=GARBAGE,
+    ),
     _judged(
         "after-larger",
         "a larger batch before it",
@@ -236,7 +276,12 @@ TABLE: Tuple[Question, ...] = (
         draw=21,
         slow=True,
     ),
-    _corner("one-frame", "T = 1 in a batch", refusal="an utterance of one frame is refused", shapes=((7, 3), (1, 1))),
+    _corner(
+        "one-frame",
+        "T = 1 in a batch",
+        refusal="an utterance of one frame is refused",
+        shapes=((7, 3), (1, 1)),
+    ),
     _corner(
         "one-frame-targets",
         "T = 1 with U = 3",
@@ -261,14 +306,34 @@ TABLE: Tuple[Question, ...] = (
     ),
     _durations("duration-0", "durations without 0", "1,2,3,4", "every token lasts a frame or more"),
     _durations(
-        "duration-gaps", "durations 0, 2, 4", "0,2,4", "some cells have no path", shapes=((8, 4), (6, 5), (4, 1))
+        "duration-gaps",
+        "durations 0, 2, 4",
+        "0,2,4",
+        "some cells have no path",
+        shapes=((8, 4), (6, 5), (4, 1)),
     ),
-    _durations("duration-2-3", "durations 2, 3", "2,3", "no token lasts one frame", shapes=((13, 4), (9, 2), (8, 1))),
+    _durations(
+        "duration-2-3",
+        "durations 2, 3",
+        "2,3",
+        "no token lasts one frame",
+        shapes=((13, 4), (9, 2), (8, 1)),
+    ),
     _durations("one-duration", "duration 1 alone", "1", "every token lasts one frame"),
     _durations(
-        "no-duration-fits", "no duration fits", "4", "no path: infinite, gradient 0, or refused", shapes=((3, 1),)
+        "no-duration-fits",
+        "no duration fits",
+        "4",
+        "no path: infinite, gradient 0, or refused",
+        shapes=((3, 1),),
     ),
-    _corner("no-sigma", "sigma = 0", "", "a wrong loss or gradient without logit under-normalisation", sigma=0.0),
+    _corner(
+        "no-sigma",
+        "sigma = 0",
+        "",
+        "a wrong loss or gradient without logit under-normalisation",
+        sigma=0.0,
+    ),
     _corner(
         "unmet-cells",
         "cells that no path meets",
@@ -345,8 +410,20 @@ TABLE: Tuple[Question, ...] = (
         V=40,
         slow=True,
     ),
-    _corner("frames-513", "T = 513", "more frames than 512 threads", shapes=((513, 9), (500, 4)), slow=True),
-    _corner("frames-1025", "T = 1,025", "more frames than a CUDA block has threads", shapes=((1025, 6),), slow=True),
+    _corner(
+        "frames-513",
+        "T = 513",
+        "more frames than 512 threads",
+        shapes=((513, 9), (500, 4)),
+        slow=True,
+    ),
+    _corner(
+        "frames-1025",
+        "T = 1,025",
+        "more frames than a CUDA block has threads",
+        shapes=((1025, 6),),
+        slow=True,
+    ),
     *(
         _corner(
             f"nats-{nats}",
@@ -361,8 +438,18 @@ TABLE: Tuple[Question, ...] = (
     _corner("V-5000", "V = 5000", "a large vocabulary", shapes=((5, 3), (4, 2)), V=5000),
     _corner("blank-first", "blank = 0", "the first symbol is the blank"),
     _corner("blank-middle", "blank = 3 of 7", "a symbol in the middle is the blank", blank=3),
-    _corner("blank-last", "blank = V - 1", "the last symbol is the blank, as is torchaudio's default", blank=6),
-    _corner("repeated-labels", "repeated labels", "every target is the same symbol (no CTC rule applies)", entry=ALIKE),
+    _corner(
+        "blank-last",
+        "blank = V - 1",
+        "the last symbol is the blank, as is torchaudio's default",
+        blank=6,
+    ),
+    _corner(
+        "repeated-labels",
+        "repeated labels",
+        "every target is the same symbol (no CTC rule applies)",
+        entry=ALIKE,
+    ),
     _corner(
         "blank-target",
         "a target that is the blank",
@@ -372,10 +459,26 @@ TABLE: Tuple[Question, ...] = (
         entry=("targets", (0, 1), 0),
         may_refuse=True,
     ),
-    _refuses("target-too-large", "target = V", "a target out of range (target = V)", "targets", (1, 0), 7),
+    _refuses(
+        "target-too-large", "target = V", "a target out of range (target = V)", "targets", (1, 0), 7
+    ),
     _refuses("target-negative", "target = -1", "a negative target", "targets", (1, 0), -1),
-    _refuses("frames-over", "T length over the tensor", "more frames than the tensor has", "T_lengths", (0,), 9),
-    _refuses("targets-over", "U length over the tensor", "more targets than the tensor has", "U_lengths", (0,), 5),
+    _refuses(
+        "frames-over",
+        "T length over the tensor",
+        "more frames than the tensor has",
+        "T_lengths",
+        (0,),
+        9,
+    ),
+    _refuses(
+        "targets-over",
+        "U length over the tensor",
+        "more targets than the tensor has",
+        "U_lengths",
+        (0,),
+        5,
+    ),
     *(
         _corner(
             name,
@@ -387,7 +490,12 @@ TABLE: Tuple[Question, ...] = (
         )
         for name, title, asks, what in (
             ("not-contiguous", "non-contiguous logits", "with other strides", "not contiguous"),
-            ("slice", "a slice of a wider tensor", "as columns of a wider tensor", "a slice of a wider tensor"),
+            (
+                "slice",
+                "a slice of a wider tensor",
+                "as columns of a wider tensor",
+                "a slice of a wider tensor",
+            ),
         )
     ),
     _corner(
@@ -408,7 +516,11 @@ TABLE: Tuple[Question, ...] = (
             check="package_reduction",
         )
         for reduction, asks, wrong in (
-            ("none", "one loss per utterance", "losses per utterance, or their gradient, are wrong"),
+            (
+                "none",
+                "one loss per utterance",
+                "losses per utterance, or their gradient, are wrong",
+            ),
             (
                 "mean",
                 "the mean of utterances, or per target or frame; the message says which",
@@ -439,7 +551,11 @@ TABLE: Tuple[Question, ...] = (
         for name, asks, wrong in (
             ("float16", "half precision", "another loss in float16"),
             ("bfloat16", "half precision with the range of float32", "another loss in bfloat16"),
-            ("float64", "double precision, right to 1e-9", "an answer in float64 that is less precise than float64"),
+            (
+                "float64",
+                "double precision, right to 1e-9",
+                "an answer in float64 that is less precise than float64",
+            ),
         )
     ),
     *(
@@ -464,7 +580,11 @@ TABLE: Tuple[Question, ...] = (
     *(
         _corner(name, title, refusal=refusal, check="without_gradient")
         for name, title, refusal in (
-            ("no-gradient", "logits without gradient", "logits that require no gradient are refused"),
+            (
+                "no-gradient",
+                "logits without gradient",
+                "logits that require no gradient are refused",
+            ),
             ("no-grad", "under torch.no_grad", "torch.no_grad is refused"),
         )
     ),

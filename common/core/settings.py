@@ -1,24 +1,13 @@
-"""Declare every setting of a run, each in one field, and make settings of flags, presets, defaults and --sweep."""
+"""Declare every setting of a run, each in one field, and make settings of flags, presets, defaults
+and --sweep."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from typing import (
-    Any,
-    Callable,
-    Collection,
-    Dict,
-    Iterable,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-    Union,
-)
+from typing import Any, NamedTuple
 
 from rnnt_bench.core import flag_types
 from rnnt_bench.core.called import command
@@ -36,17 +25,20 @@ FEWEST_ROUNDS = 3
 #: Rounds of every loss, before --budget ends anything: over fewer the interval is wide.
 FEWEST_IN_BUDGET = 5
 
-#: Variables of the environment that the suite itself gives to its processes (rnnt_bench.jobs.job).  glibc keeps freed
-#: blocks below a threshold that moves; with a fixed one (bytes), VmHWM tells what is in use.
+#: Variables of the environment that the suite itself gives to its processes (rnnt_bench.jobs.job).
+#: glibc keeps freed blocks below a threshold that moves; with a fixed one (bytes), VmHWM tells what
+#: is in use.
 MEMORY_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-#: glibc maps tensors above 32 MiB anew in every step, unless it may not map at all and keeps what is freed (bytes).
+#: glibc maps tensors above 32 MiB anew in every step, unless it may not map at all and keeps what
+#: is freed (bytes).
 REUSE_VARIABLES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 VARIABLES = {**MEMORY_VARIABLES, **REUSE_VARIABLES}
 
 #: Values of settings by key.
 Values = Mapping[str, Any]
-#: Part of a heading: a text to format with the value, or a function that makes it from the settings of the rows.
-Heading = Union[str, Callable[[Values], str]]
+#: Part of a heading: a text to format with the value, or a function that makes it from the settings
+#: of the rows.
+Heading = str | Callable[[Values], str]
 
 
 @dataclass(frozen=True)
@@ -56,21 +48,22 @@ class Setting:
     Args:
         default: its value where neither a flag nor a preset gives another.
         group: the title of its flags in --help.
-        help: for --help: a capital first, no full stop at the end; its default is added.  "" gives it no flag: the
-            preset or a tool sets it.
+        help: for --help: a capital first, no full stop at the end; its default is added.  "" gives
+            it no flag: the preset or a tool sets it.
         short: the sentence of the short --help; "" leaves it out there.
         type: turns the flag's text into a value, or raises UserError.
         extra: other arguments of argparse's add_argument.
         presets: its values by size ("quick"), workload ("chars"), or both ("cpu,chars").
         default_text: how --help words the default; "" words it from `default` and `presets`.
-        label: how a comparison names it.  "": it says how a run measures, and not what, so runs with other values can
-            be compared, and --sweep does not take it.
+        label: how a comparison names it.  "": it says how a run measures, and not what, so runs
+            with other values can be compared, and --sweep does not take it.
         unset: the word for None in comparisons, where None would say that nothing is known.
         in_rows: whether rows keep it though `label` is "".
         parts_tables: whether rows with other values stand in other tables.
-        default_is_usual: whether no heading names the default, and a record from before the setting has it.
-        only: (key, values) of the setting, or "device" or "kind", without which this one has no effect; ("", ()) for
-            none.
+        default_is_usual: whether no heading names the default, and a record from before the setting
+          has it.
+        only: (key, values) of the setting, or "device" or "kind", without which this one has no
+            effect; ("", ()) for none.
         refused: whether giving it without `only` is an error.
         key, flag: set by `declared`; the flag is by default the key with dashes.
     """
@@ -80,31 +73,39 @@ class Setting:
     help: str
     short: str = ""
     type: Callable[[str], Any] = str
-    choices: Tuple[Any, ...] = ()
-    metavar: Optional[str] = None
+    choices: tuple[Any, ...] = ()
+    metavar: str | None = None
     extra: Values = field(default_factory=dict)
     presets: Values = field(default_factory=dict)
     default_text: str = ""
     label: str = ""
-    unset: Optional[str] = None
+    unset: str | None = None
     in_rows: bool = False
     parts_tables: bool = True
-    heading: Optional[Heading] = None
+    heading: Heading | None = None
     default_is_usual: bool = False
-    only: Tuple[str, Tuple[Any, ...]] = ("", ())
+    only: tuple[str, tuple[Any, ...]] = ("", ())
     refused: bool = False
     key: str = ""
     flag: str = ""
 
-    def arguments(self) -> Dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """Return what argparse's add_argument takes for the flag, but its help."""
         choices = self.choices or None
-        return {"dest": self.key, "type": self.type, "choices": choices, "metavar": self.metavar, **self.extra}
+        return {
+            "dest": self.key,
+            "type": self.type,
+            "choices": choices,
+            "metavar": self.metavar,
+            **self.extra,
+        }
 
     def help_text(self) -> str:
         """Return the help of the flag with its default, as argparse takes it."""
         presets = gathered((worded(value), name) for name, value in self.presets.items())
-        others = "; ".join(f"{value} with {' and '.join(names)}" for value, names in presets.items())
+        others = "; ".join(
+            f"{value} with {' and '.join(names)}" for value, names in presets.items()
+        )
         default = self.default_text or worded(self.default) + (f" ({others})" if others else "")
         return f"{self.help}. Default: {default}".replace("%", "%%")
 
@@ -119,25 +120,34 @@ class Setting:
         return value
 
     def applies(self, values: Values) -> bool:
-        """Tell whether the setting has an effect beside these values of settings, "device" and "kind"."""
+        """Tell whether the setting has an effect beside these values of settings, "device" and
+        "kind"."""
         needed, accepted = self.only
         return not needed or values.get(needed) in accepted
 
     def heading_text(self, values: Values) -> str:
-        """Return what a heading says of the setting, by its rows' values of settings; "" for nothing."""
+        """Return what a heading says of the setting, by its rows' values of settings; "" for
+        nothing."""
         if self.heading is None or not self.applies(values):
             return ""
         if not isinstance(self.heading, str):
             return self.heading(values)
         value = values.get(self.key)
-        if value is None or value == self.unset or (value == self.default and self.default_is_usual):
+        if (
+            value is None
+            or value == self.unset
+            or (value == self.default and self.default_is_usual)
+        ):
             return ""
         return self.heading.format("on" if value is True else "off" if value is False else value)
 
 
 def declare(default: Any, help: str, group: str, **details: Any) -> Any:
     """Return the dataclass field that declares a setting; the arguments are those of Setting."""
-    return field(default_factory=lambda: default, metadata={"setting": Setting(default, group, help, **details)})
+    return field(
+        default_factory=lambda: default,
+        metadata={"setting": Setting(default, group, help, **details)},
+    )
 
 
 def flag(key: str) -> str:
@@ -145,10 +155,13 @@ def flag(key: str) -> str:
     return key.replace("_", "-")
 
 
-def declared(fields: Sequence[Any]) -> Dict[str, Setting]:
+def declared(fields: Sequence[Any]) -> dict[str, Setting]:
     """Return the settings that dataclass fields declare, by name."""
     settings = {item.name: item.metadata["setting"] for item in fields}
-    return {key: replace(setting, key=key, flag=setting.flag or f"--{flag(key)}") for key, setting in settings.items()}
+    return {
+        key: replace(setting, key=key, flag=setting.flag or f"--{flag(key)}")
+        for key, setting in settings.items()
+    }
 
 
 def worded(value: Any) -> str:
@@ -174,9 +187,9 @@ _lengths = partial(declare, group=LENGTHS)
 _timing = partial(declare, group=TIMING)
 _trace = partial(declare, group=TRACE)
 
-_BOOL: Dict[str, Any] = {"type": flag_types.str2bool, "metavar": "BOOL"}
-_SECONDS: Dict[str, Any] = {"type": flag_types.positive, "metavar": "S"}
-_AS_IN_FILE: Dict[str, Any] = {"unset": "as in the shape file", "default_is_usual": True}
+_BOOL: dict[str, Any] = {"type": flag_types.str2bool, "metavar": "BOOL"}
+_SECONDS: dict[str, Any] = {"type": flag_types.positive, "metavar": "S"}
+_AS_IN_FILE: dict[str, Any] = {"unset": "as in the shape file", "default_is_usual": True}
 _SMALL_SCHEDULE = {"wait": 0, "warmup": 1, "active": 1, "repeat": 1}
 
 
@@ -196,7 +209,9 @@ def _batches_heading(values: Values) -> str:
 
 def _device_heading(values: Values) -> str:
     """Return the device, its name and the processor, as far as they are known."""
-    return " ".join(str(values[key]) for key in ("device", "device_name", "processor") if values.get(key))
+    return " ".join(
+        str(values[key]) for key in ("device", "device_name", "processor") if values.get(key)
+    )
 
 
 def _threads_heading(values: Values) -> str:
@@ -205,16 +220,18 @@ def _threads_heading(values: Values) -> str:
     cores = values.get("cores")
     if values.get("device") != "cpu" or threads is None:
         return ""
-    return f"{threads} threads" if cores in (None, threads) else f"{threads} threads of {cores} cores"
+    return (
+        f"{threads} threads" if cores in (None, threads) else f"{threads} threads of {cores} cores"
+    )
 
 
 @dataclass(frozen=True)
 class Settings:
     """Hold the settings of a run as resolved.
 
-    `device` is "cpu", "cuda" or "cuda:N"; `shape_file` is relative to the suite where it lies in there, so that runs of
-    two checkouts can be compared; `spread` is the half-width of the interval as a fraction of the median; `schedule`
-    counts steps; durations are in seconds."""
+    `device` is "cpu", "cuda" or "cuda:N"; `shape_file` is relative to the suite where it lies in
+    there, so that runs of two checkouts can be compared; `spread` is the half-width of the interval
+    as a fraction of the median; `schedule` counts steps; durations are in seconds."""
 
     preset: str = _measured(
         "",
@@ -226,7 +243,7 @@ class Settings:
         metavar="SIZE,WORKLOAD",
         default_text="full on CUDA, cpu on a CPU, and bpe500",
     )
-    passes: Tuple[str, ...] = _measured(
+    passes: tuple[str, ...] = _measured(
         PASSES,
         "What to measure: correctness, timing, memory, trace, or all. Each runs in processes of its own. Correctness "
         "always comes first, and a loss that fails it is not measured",
@@ -235,7 +252,7 @@ class Settings:
         metavar="A,B",
         default_text="all",
     )
-    scopes: Tuple[str, ...] = _measured(
+    scopes: tuple[str, ...] = _measured(
         SCOPES,
         "What a timed step covers. loss: from logits to their gradient; step: from encoder and decoder outputs through "
         "the joiner and the loss to the gradients of the outputs and of the joiner; loss,step: both",
@@ -269,7 +286,13 @@ class Settings:
         short="Utterances in a batch, in file order.",
         type=flag_types.whole(1),
         metavar="N",
-        presets={"cpu": 2, "quick": 2, "full,long-form": 8, "cpu,long-form": 1, "quick,long-form": 1},
+        presets={
+            "cpu": 2,
+            "quick": 2,
+            "full,long-form": 8,
+            "cpu,long-form": 1,
+            "quick,long-form": 1,
+        },
         label="batch size",
         only=("sort_utterance", (False,)),
         refused=True,
@@ -319,7 +342,7 @@ class Settings:
         type=flag_types.seed,
         label="seed",
     )
-    min_duration: Optional[float] = _lengths(
+    min_duration: float | None = _lengths(
         None,
         "Leave out shorter utterances of the shape file, as recipes do (icefall: 1 s). Durations follow from the "
         "frames, to within 0.03 s",
@@ -330,7 +353,7 @@ class Settings:
         **_AS_IN_FILE,
         **_SECONDS,
     )
-    max_duration: Optional[float] = _lengths(
+    max_duration: float | None = _lengths(
         None,
         "Leave out longer utterances (icefall: 20 s)",
         short="Leave out longer utterances.",
@@ -372,7 +395,7 @@ class Settings:
         heading="{:g} x tokens",
         default_is_usual=True,
     )
-    frames: Optional[int] = _lengths(
+    frames: int | None = _lengths(
         None,
         "Give every utterance T frames, whatever the shape file and --subsampling say",
         type=flag_types.whole(1),
@@ -382,7 +405,7 @@ class Settings:
         heading="T {}",
         **_AS_IN_FILE,
     )
-    tokens: Optional[int] = _lengths(
+    tokens: int | None = _lengths(
         None,
         "Give every utterance U target tokens, whatever the shape file and --token-scale say",
         type=flag_types.whole(0),
@@ -458,7 +481,7 @@ class Settings:
         only=("kind", ("pruned",)),
         parts_tables=False,
     )
-    durations: Optional[str] = _measured(
+    durations: str | None = _measured(
         None,
         "Frames that a token (tdt) or a longer blank (multi-blank) may last, in the order of the joiner's columns",
         type=flag_types.durations,
@@ -469,7 +492,7 @@ class Settings:
         heading="durations {}",
         only=("kind", ("tdt", "multi-blank")),
     )
-    sigma: Optional[float] = _measured(
+    sigma: float | None = _measured(
         None,
         "Number to subtract from the log-probability of each token of tdt and multi-blank",
         type=flag_types.not_negative,
@@ -497,7 +520,7 @@ class Settings:
         metavar="K",
         presets={"cpu": 10, "quick": 1},
     )
-    budget: Optional[float] = _timing(
+    budget: float | None = _timing(
         None,
         f"Time to spend, such as 90s, 5m or 1h: after {FEWEST_IN_BUDGET} no timing round begins when it is over, none "
         "is repeated either. Where it is given, losses of other environments are left out without --only, and there is "
@@ -508,7 +531,8 @@ class Settings:
         presets={"cpu": 480.0},
         default_text="480s with cpu, so that a run of all losses ends after five rounds; none with --rounds or --sweep",
     )
-    #: Sampling of a scope ends when every batch is measured and the 95% interval of its median is narrower than this.
+    #: Sampling of a scope ends when every batch is measured and the 95% interval of its median is
+    #: narrower than this.
     spread: float = _timing(0.02, "")
     max_seconds: float = _timing(
         60.0,
@@ -518,7 +542,7 @@ class Settings:
     )
     #: Samples of a scope in a round, at most, but for one of each batch.
     max_samples: int = _timing(28, "", presets={"cpu": 20, "quick": 400})
-    threads: Optional[int] = _timing(
+    threads: int | None = _timing(
         None,
         "Number of torch's CPU threads, at most 4 for each CPU that the process may use",
         short="Number of torch's CPU threads.",
@@ -583,21 +607,25 @@ class Settings:
 
     @property
     def own_batches(self) -> bool:
-        """Tell whether each timing round measures batches that no other round has; else all rounds have the same."""
+        """Tell whether each timing round measures batches that no other round has; else all rounds
+        have the same."""
         return self.batches in ("random", "spread")
 
     @property
     def trace_steps(self) -> int:
         """Return the number of steps of the trace pass, each followed by ``prof.step()``."""
-        return sum(self.schedule[stage] for stage in ("wait", "warmup", "active")) * self.schedule["repeat"]
+        return (
+            sum(self.schedule[stage] for stage in ("wait", "warmup", "active"))
+            * self.schedule["repeat"]
+        )
 
-    def to_json(self) -> Dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Values) -> Settings:
         """Return the settings that `data` has, with defaults for the others; ignore other keys."""
-        values: Dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for key in SETTINGS:
             if key in data:
                 values[key] = tuple(data[key]) if isinstance(data[key], list) else data[key]
@@ -605,27 +633,37 @@ class Settings:
 
 
 #: The declaration of every setting, by name.
-SETTINGS: Dict[str, Setting] = declared(fields(Settings))
+SETTINGS: dict[str, Setting] = declared(fields(Settings))
 #: What --sweep takes: settings that say what is measured; all cells of a sweep are of one device.
-SWEEPABLE = {setting.flag[2:]: setting for key, setting in SETTINGS.items() if setting.label and key != "device"}
+SWEEPABLE = {
+    setting.flag[2:]: setting
+    for key, setting in SETTINGS.items()
+    if setting.label and key != "device"
+}
 
 
 def waits(preset: str, cell: Values) -> bool:
-    """Tell whether a run without --wait waits for a quiet machine to repeat rounds beside other load. cell: its values
-    of --sweep."""
+    """Tell whether a run without --wait waits for a quiet machine to repeat rounds beside other
+    load. cell: its values of --sweep."""
     return flag_types.parts(preset or flag_types.DEFAULT_WORKLOAD)[0] != "quick" and not cell
 
 
 def rounds_of(kind: str, rounds: int) -> int:
-    """Return in how many of the rounds of a run a loss of this kind is timed: by utterance, which is for its memory, in
-    as few as tell its time."""
+    """Return in how many of the rounds of a run a loss of this kind is timed: by utterance, which
+    is for its memory, in as few as tell its time."""
     return min(rounds, FEWEST_ROUNDS) if kind == BY_UTTERANCE else rounds
 
 
-def in_rows(values: Values, device: Optional[str], kind: Optional[str]) -> Dict[str, Any]:
-    """Return the settings by which rows are compared or told apart, from those of a record.  None: the record does not
-    have it, or it has no effect on this device ("cpu", "cuda") or kind of loss."""
-    context = {**values, "device": device, "kind": kind, "sort_utterance": bool(values.get("sort_utterance"))}
+def in_rows(values: Values, device: str | None, kind: str | None) -> dict[str, Any]:
+    """Return the settings by which rows are compared or told apart, from those of a record.  None:
+    the record does not have it, or it has no effect on this device ("cpu", "cuda") or kind of
+    loss."""
+    context = {
+        **values,
+        "device": device,
+        "kind": kind,
+        "sort_utterance": bool(values.get("sort_utterance")),
+    }
     kept = {}
     for key, setting in SETTINGS.items():
         if setting.label or setting.in_rows:
@@ -637,14 +675,19 @@ def in_rows(values: Values, device: Optional[str], kind: Optional[str]) -> Dict[
     return kept
 
 
-def described(values: Values, groups: Sequence[str] = (MEASURED, LENGTHS)) -> List[str]:
-    """Return what is not usual in a run's settings, in a few words each.  groups: those of --help to look at."""
+def described(values: Values, groups: Sequence[str] = (MEASURED, LENGTHS)) -> list[str]:
+    """Return what is not usual in a run's settings, in a few words each.  groups: those of --help
+    to look at."""
     complete = {key: values.get(key, setting.default) for key, setting in SETTINGS.items()}
-    chosen = [setting for setting in SETTINGS.values() if setting.group in groups and setting.default_is_usual]
+    chosen = [
+        setting
+        for setting in SETTINGS.values()
+        if setting.group in groups and setting.default_is_usual
+    ]
     return [text for setting in chosen if (text := setting.heading_text(complete))]
 
 
-def heading(values: Values) -> List[str]:
+def heading(values: Values) -> list[str]:
     """Return the parts of a table's heading, from what is known of its rows (see `in_rows`)."""
     return [text for setting in SETTINGS.values() if (text := setting.heading_text(values))]
 
@@ -652,14 +695,17 @@ def heading(values: Values) -> List[str]:
 def resolve(flags: Values, device: str) -> Settings:
     """Return the settings of a run: what flags say, else what the preset says, else the defaults.
 
-    flags: the settings that were given, None for others, and "file_vocab_size", symbols of the shape file, the default
-    of sizes without a vocabulary of their own.  Raises UserError for a setting that has no effect on this device or
-    beside the others."""
+    flags: the settings that were given, None for others, and "file_vocab_size", symbols of the
+    shape file, the default of sizes without a vocabulary of their own.  Raises UserError for a
+    setting that has no effect on this device or beside the others."""
     size, workload = flag_types.parts(flags.get("preset") or flag_types.DEFAULT_WORKLOAD)
     size = size or ("cpu" if device == "cpu" else "full")
     both = f"{size},{workload}"
     names = [size, workload, both]
-    values: Dict[str, Any] = {"device": device, "preset": size if workload == flag_types.DEFAULT_WORKLOAD else both}
+    values: dict[str, Any] = {
+        "device": device,
+        "preset": size if workload == flag_types.DEFAULT_WORKLOAD else both,
+    }
     for key, setting in SETTINGS.items():
         chosen = [setting.presets[name] for name in names if name in setting.presets]
         if flags.get(key) is not None:
@@ -667,7 +713,9 @@ def resolve(flags: Values, device: str) -> Settings:
         values.setdefault(key, chosen[-1] if chosen else setting.default)
     if flags.get("rounds") is not None and flags.get("budget") is None:
         values["budget"] = None  # all of them
-    has_vocabulary = flags.get("vocab_size") is not None or {*names} & {*SETTINGS["vocab_size"].presets}
+    has_vocabulary = flags.get("vocab_size") is not None or {*names} & {
+        *SETTINGS["vocab_size"].presets
+    }
     if flags.get("file_vocab_size") and not has_vocabulary:
         values["vocab_size"] = flags["file_vocab_size"]
     values["passes"] = tuple(name for name in PASSES if name in ("correctness", *values["passes"]))
@@ -685,25 +733,31 @@ def _check(flags: Values, values: Values) -> None:
             continue
         needed, accepted = setting.only
         if needed == "device":
-            raise UserError(f"{setting.flag} needs CUDA, and this run uses the CPU: remove {setting.flag}")
+            raise UserError(
+                f"{setting.flag} needs CUDA, and this run uses the CPU: remove {setting.flag}"
+            )
         condition = f"{SETTINGS[needed].flag} {' or '.join(map(worded, accepted))}"
-        raise UserError(f"{setting.flag} only applies with {condition}: add that, or remove {setting.flag}")
+        raise UserError(
+            f"{setting.flag} only applies with {condition}: add that, or remove {setting.flag}"
+        )
 
 
-def check_kinds(keys: Iterable[str], kinds: Collection[Optional[str]]) -> None:
+def check_kinds(keys: Iterable[str], kinds: Collection[str | None]) -> None:
     """Raise UserError for a setting of `keys` that no loss of these kinds has."""
     for setting in (SETTINGS[key] for key in keys if key in SETTINGS):
         needed, accepted = setting.only
         if needed == "kind" and not {*accepted} & {*kinds}:
             losses = f"losses of kind {' or '.join(accepted)}, and none is measured"
-            raise UserError(f"{setting.flag} only applies to {losses}: name one with --only, or remove {setting.flag}")
+            raise UserError(
+                f"{setting.flag} only applies to {losses}: name one with --only, or remove {setting.flag}"
+            )
 
 
 class Axis(NamedTuple):
     """Hold a setting, by its key in Settings, and the values that it is given."""
 
     key: str
-    values: Tuple[Any, ...]
+    values: tuple[Any, ...]
 
 
 def axis(text: str) -> Axis:
@@ -727,10 +781,12 @@ def axis(text: str) -> Axis:
     return Axis(setting.key, values)
 
 
-def cells(axes: Sequence[Axis]) -> List[Dict[str, Any]]:
+def cells(axes: Sequence[Axis]) -> list[dict[str, Any]]:
     """Return all combinations, the values of the last axis varying fastest."""
     keys = [axis.key for axis in axes]
-    return [dict(zip(keys, values)) for values in itertools.product(*(axis.values for axis in axes))]
+    return [
+        dict(zip(keys, values)) for values in itertools.product(*(axis.values for axis in axes))
+    ]
 
 
 def words(cell: Values) -> str:
@@ -743,6 +799,8 @@ def check_axes(axes: Sequence[Axis], flags: Values) -> None:
     keys = [axis.key for axis in axes]
     for key in keys:
         if keys.count(key) > 1:
-            raise UserError(f"--sweep {flag(key)} is given twice: name all values in one, as in {flag(key)}=A,B")
+            raise UserError(
+                f"--sweep {flag(key)} is given twice: name all values in one, as in {flag(key)}=A,B"
+            )
         if flags.get(key) is not None:
             raise UserError(f"--sweep {flag(key)}: --{flag(key)} is given too; remove one of them")

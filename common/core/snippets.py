@@ -1,7 +1,9 @@
-"""Hold code to copy: how each loss is called, in the names that README, the report and the corner cases use.
+"""Hold code to copy: how each loss is called, in the names that README, the report and the corner
+cases use.
 
-Shapes: encoder_out (N, T, D), decoder_out (N, U+1, D), logits (N, T, U+1, V), targets (N, U) int32; T_lengths and
-U_lengths (N) int32; output_linear: the joiner's last layer, D to V.  The blank is 0.  `import torch` is left out.
+Shapes: encoder_out (N, T, D), decoder_out (N, U+1, D), logits (N, T, U+1, V), targets (N, U) int32;
+T_lengths and U_lengths (N) int32; output_linear: the joiner's last layer, D to V.  The blank is 0.
+`import torch` is left out.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ _BOUNDARY = """\
 begin = torch.zeros_like(U_lengths)
 boundary = torch.stack([begin, begin, U_lengths, T_lengths], 1).long()
 """
-#: The loss of {package} on logits, and its pruned loss with the simple one that chooses the symbols.
+#: The loss of {package} on logits, and its pruned loss with the simple one that chooses the
+#: symbols.
 _FULL = (
     "from {package} import rnnt_loss\n\n"
     + _BOUNDARY

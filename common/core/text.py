@@ -1,4 +1,5 @@
-"""Write numbers, names and amounts as people read them, in the terminal, in Markdown and on the page."""
+"""Write numbers, names and amounts as people read them, in the terminal, in Markdown and on the
+page."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import math
 import re
 import reprlib
 import unicodedata
-from typing import Any, Dict, Iterable, List, Optional, Tuple, TypeVar
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 Key = TypeVar("Key")
 Inner = TypeVar("Inner")
@@ -26,8 +28,9 @@ _SHORT.maxstring = _SHORT.maxother = 80
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.+-]+/)+")
 
 
-def number(value: Optional[float], digits: int = 4) -> str:
-    """Return about `digits` significant digits, without an exponent for what people measure; "-" for None, NaN, inf."""
+def number(value: float | None, digits: int = 4) -> str:
+    """Return about `digits` significant digits, without an exponent for what people measure; "-"
+    for None, NaN, inf."""
     if value is None or not math.isfinite(value):
         return "-"
     if value == 0:
@@ -40,8 +43,9 @@ def number(value: Optional[float], digits: int = 4) -> str:
 LEAST_END, MOST_END = 1e-3, 1e4
 
 
-def interval(low: Optional[float], high: Optional[float], digits: int = 3, joint: str = " to ") -> str:
-    """Return "1.59 to 1.91", or "below 0.001 to above 10000" where it tells nothing; "" for None."""
+def interval(low: float | None, high: float | None, digits: int = 3, joint: str = " to ") -> str:
+    """Return "1.59 to 1.91", or "below 0.001 to above 10000" where it tells nothing; "" for
+    None."""
     if low is None or high is None:
         return ""
     begin = f"below {LEAST_END:g}" if low < LEAST_END else number(low, digits)
@@ -50,21 +54,26 @@ def interval(low: Optional[float], high: Optional[float], digits: int = 3, joint
 
 
 def closest(word: str, choices: Iterable[str]) -> str:
-    """Return "; did you mean 'k2'?" for the choice most like a mistyped word; "" where none is like it."""
+    """Return "; did you mean 'k2'?" for the choice most like a mistyped word; "" where none is like
+    it."""
     matches = difflib.get_close_matches(word, list(choices), 1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def count(number: int, noun: str) -> str:
     """Return "1 round", "3 rounds", "2 batches" or "2 losses"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
+    return (
+        f"{number} {noun}"
+        if number == 1
+        else f"{number} {noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
+    )
 
 
-def percent(share: Optional[float]) -> str:
+def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f}%"
 
 
-def error(value: Optional[float]) -> str:
+def error(value: float | None) -> str:
     """Return a relative error with two digits; "-" for None, "inf" for UNBOUNDED."""
     if value is None:
         return "-"
@@ -77,8 +86,8 @@ def finite(value: float) -> float:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the message, and the next where the first only announces it; of TorchScript the last,
-    after its own traceback."""
+    """Return the first line of the message, and the next where the first only announces it; of
+    TorchScript the last, after its own traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     if any(line.startswith("Traceback of TorchScript") for line in lines):
         return clipped(lines[-1].removeprefix("RuntimeError: "))
@@ -86,10 +95,15 @@ def first_line(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the type and the first line of the message; of a ValueError, a sentence to its caller, the line alone."""
+    """Return the type and the first line of the message; of a ValueError, a sentence to its caller,
+    the line alone."""
     if type(error) is ValueError and str(error).strip():
         return first_line(error)
-    return f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__
+    return (
+        f"{type(error).__name__}: {first_line(error)}"
+        if str(error).strip()
+        else type(error).__name__
+    )
 
 
 def short(cell: str, longest: int = LONGEST_CELL) -> str:
@@ -102,37 +116,45 @@ def escaped(text: Any) -> str:
 
 
 def plain(text: Any) -> str:
-    """Return text on one line, without what a terminal would obey: commands, control and direction characters."""
+    """Return text on one line, without what a terminal would obey: commands, control and direction
+    characters."""
     spaced = re.sub(r"\s+", " ", str(text))
     if spaced.isprintable():
         return spaced
-    return "".join(letter for letter in _COMMAND.sub("", spaced) if unicodedata.category(letter)[0] != "C")
+    return "".join(
+        letter for letter in _COMMAND.sub("", spaced) if unicodedata.category(letter)[0] != "C"
+    )
 
 
 def clipped(text: str) -> str:
-    """Return a package's message of any size as `plain` text of at most LONGEST_MESSAGE characters."""
+    """Return a package's message of any size as `plain` text of at most LONGEST_MESSAGE
+    characters."""
     return short(plain(text[: 2 * LONGEST_MESSAGE]), LONGEST_MESSAGE)
 
 
 def shown(value: Any) -> str:
-    """Return `value` as Python writes it, for a message; of a long one the beginning and the end."""
+    """Return `value` as Python writes it, for a message; of a long one the beginning and the
+    end."""
     return _SHORT.repr(value)
 
 
 def without_folders(text: str) -> str:
-    """Reduce absolute paths to their last name: folders of one machine tell another nothing.  URLs stay."""
+    """Reduce absolute paths to their last name: folders of one machine tell another nothing.  URLs
+    stay."""
     return _FOLDERS.sub("", text)
 
 
-def gathered(pairs: Iterable[Tuple[Key, Value]]) -> Dict[Key, List[Value]]:
+def gathered(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
     """Group pairs: each key once, with the list of its values, in order."""
-    groups: Dict[Key, List[Value]] = {}
+    groups: dict[Key, list[Value]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
     return groups
 
 
-def gathered_twice(lines: Iterable[Tuple[Key, Inner, Value]]) -> Dict[Key, Dict[Inner, List[Value]]]:
+def gathered_twice(
+    lines: Iterable[tuple[Key, Inner, Value]],
+) -> dict[Key, dict[Inner, list[Value]]]:
     """Group triples such as (round, batch, time) into round -> batch -> times, in order."""
     outer = gathered((outer, (inner, value)) for outer, inner, value in lines)
     return {key: gathered(pairs) for key, pairs in outer.items()}
@@ -142,8 +164,9 @@ MB = 2**20
 GIB = 2**30
 
 
-def quantity(value: Optional[float], unit: str = "") -> str:
-    """Return "999 FLOPs", "1.0 KFLOPs", "1.23 MMACs", "94.7 M": at most two decimals, steps of 1000; "-" for None."""
+def quantity(value: float | None, unit: str = "") -> str:
+    """Return "999 FLOPs", "1.0 KFLOPs", "1.23 MMACs", "94.7 M": at most two decimals, steps of
+    1000; "-" for None."""
     if value is None:
         return "-"
     scaled: float = round(value)

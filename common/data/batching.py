@@ -1,21 +1,23 @@
 """Which utterances share a batch, and which batches a run measures.
 
-Two ways, both common in training: a fixed number of utterances in file order, or sorted by length and filled up to a
-number of frames.  A batch is rows of the shape file; rnnt_bench.losses.inputs makes tensors of it.  numpy only.
+Two ways, both common in training: a fixed number of utterances in file order, or sorted by length
+and filled up to a number of frames.  A batch is rows of the shape file; rnnt_bench.losses.inputs
+makes tensors of it.  numpy only.
 
-Other lengths are rules on the rows of the shape file, applied once, before batches are made: a stronger front end,
-another vocabulary, long form, or one T and one U for all.  They are estimates: generate_shape_info.py counts the tokens
-of a real vocabulary and the frames of a real front end.  Each timing round has batches of its own (--batches random or
-spread), or all rounds have the same (first, longest).
+Other lengths are rules on the rows of the shape file, applied once, before batches are made: a
+stronger front end, another vocabulary, long form, or one T and one U for all.  They are estimates:
+generate_shape_info.py counts the tokens of a real vocabulary and the frames of a real front end.
+Each timing round has batches of its own (--batches random or spread), or all rounds have the same
+(first, longest).
 
-A cell is one (t, u) of the output lattice: an utterance has T * (U + 1) useful ones, a batch N * max T * (max U + 1)
-padded ones.
+A cell is one (t, u) of the output lattice: an utterance has T * (U + 1) useful ones, a batch N *
+max T * (max U + 1) padded ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -28,11 +30,18 @@ from rnnt_bench.records.schema import Totals
 
 
 class Batches:
-    """A sequence of batches.  ``batches[i]`` is int32 (N, 2), columns T and U; ``utterances`` are those of all batches.
-    It is made of the rows of the shape file; order: their numbers, batch after batch; bounds: batch i is
-    ``order[bounds[i]:bounds[i + 1]]``; too_long: rows of utterances of more than max_frames, longest first."""
+    """A sequence of batches.  ``batches[i]`` is int32 (N, 2), columns T and U; ``utterances`` are
+    those of all batches. It is made of the rows of the shape file; order: their numbers, batch
+    after batch; bounds: batch i is ``order[bounds[i]:bounds[i + 1]]``; too_long: rows of utterances
+    of more than max_frames, longest first."""
 
-    def __init__(self, utterances: np.ndarray, order: np.ndarray, bounds: np.ndarray, too_long: Sequence[int] = ()):
+    def __init__(
+        self,
+        utterances: np.ndarray,
+        order: np.ndarray,
+        bounds: np.ndarray,
+        too_long: Sequence[int] = (),
+    ):
         self.utterances = np.asarray(utterances, dtype=np.int32).take(order, axis=0)
         self._order = order
         self._bounds = bounds
@@ -48,8 +57,9 @@ class Batches:
         """Return the rows of batch `index` in the shape file: int64 (N,), counted from 0."""
         return self._order[self._slice(index)]
 
-    def describe(self, index: int, prune_range: Optional[int] = None) -> Dict[str, int]:
-        """Return batch `index` as records have it; prune_range: also the cells of so many symbols per frame."""
+    def describe(self, index: int, prune_range: int | None = None) -> dict[str, int]:
+        """Return batch `index` as records have it; prune_range: also the cells of so many symbols
+        per frame."""
         T, U = self[index].astype(np.int64).T
         cells = T * (U + 1)
         numbers = {
@@ -67,7 +77,7 @@ class Batches:
             numbers["pruned_cells"] = (T * np.minimum(U + 1, prune_range)).sum()
         return {key: int(value) for key, value in numbers.items()}
 
-    def all_cells(self) -> Tuple[np.ndarray, np.ndarray]:
+    def all_cells(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the useful and padded cells of every batch, each int64 (batches,)."""
         T, U = self.utterances.astype(np.int64).T
         starts = self._bounds[:-1]
@@ -80,7 +90,8 @@ class Batches:
         return np.maximum.reduceat(self.utterances[:, 0].astype(np.int64), self._bounds[:-1])
 
     def totals(self) -> Totals:
-        """Return the counts of all batches, and the mean logarithm of the useful share of their cells."""
+        """Return the counts of all batches, and the mean logarithm of the useful share of their
+        cells."""
         T = self.utterances[:, 0].astype(np.int64)
         useful, padded = self.all_cells()
         share = float(np.log(useful / padded).mean())
@@ -92,16 +103,17 @@ class Batches:
 
 
 def fixed_size(utterances: np.ndarray, batch_size: int) -> Batches:
-    """Return batches of `batch_size` utterances (utterances, 2) in file order; the last one may be short."""
+    """Return batches of `batch_size` utterances (utterances, 2) in file order; the last one may be
+    short."""
     count = len(utterances)
     bounds = np.append(np.arange(0, count, batch_size, dtype=np.int64), count)
     return Batches(utterances, np.arange(count, dtype=np.int64), bounds)
 
 
 def max_frames(utterances: np.ndarray, max_frames: int, padded: bool = False) -> Batches:
-    """Return batches of utterances (utterances, 2) sorted by T, then U, longest first, each filled while its sum of T
-    stays within `max_frames`, or, if `padded`, its utterances times its longest T.  Equal ones keep their file order; a
-    longer utterance is a batch of its own."""
+    """Return batches of utterances (utterances, 2) sorted by T, then U, longest first, each filled
+    while its sum of T stays within `max_frames`, or, if `padded`, its utterances times its longest
+    T.  Equal ones keep their file order; a longer utterance is a batch of its own."""
     T, U = np.asarray(utterances).astype(np.int64).T
     order = np.lexsort((-U, -T))
     T = T[order]
@@ -120,12 +132,14 @@ def max_frames(utterances: np.ndarray, max_frames: int, padded: bool = False) ->
     return Batches(utterances, order, np.asarray(bounds, dtype=np.int64), too_long)
 
 
-def select(batches: Batches, mode: str, count: int, seed: int, round_number: int = 1) -> List[int]:
-    """Return the indices of the batches to measure in a round: `count` of them, or all where there are no more.
+def select(batches: Batches, mode: str, count: int, seed: int, round_number: int = 1) -> list[int]:
+    """Return the indices of the batches to measure in a round: `count` of them, or all where there
+    are no more.
 
-    mode: ``first`` (file or creation order), ``longest`` (most padded cells first), ``random`` (seeded), ``spread``
-    (seeded: sorted by T and padded cells, longest first, cut into `count` equal parts, one each).  The last two draw
-    other batches in every round (from 1); random ones repeat only when all were drawn."""
+    mode: ``first`` (file or creation order), ``longest`` (most padded cells first), ``random``
+    (seeded), ``spread`` (seeded: sorted by T and padded cells, longest first, cut into `count`
+    equal parts, one each).  The last two draw other batches in every round (from 1); random ones
+    repeat only when all were drawn."""
     available = len(batches)
     count = min(count, available)
     if mode == "first":
@@ -143,9 +157,10 @@ def select(batches: Batches, mode: str, count: int, seed: int, round_number: int
     return by_length[edges[:-1] + (shares * np.diff(edges)).astype(np.int64)].tolist()
 
 
-def heaviest(batches: Batches, indices: Optional[Sequence[int]] = None) -> List[int]:
-    """Return the batches of `indices` (None: all) that need the most memory: the one with the most padded cells, and
-    the one with the most useful cells, which packed losses use; one index where they are the same."""
+def heaviest(batches: Batches, indices: Sequence[int] | None = None) -> list[int]:
+    """Return the batches of `indices` (None: all) that need the most memory: the one with the most
+    padded cells, and the one with the most useful cells, which packed losses use; one index where
+    they are the same."""
     candidates = range(len(batches)) if indices is None else indices
     useful, padded = batches.all_cells()
     return list(dict.fromkeys(max(candidates, key=cells.__getitem__) for cells in (padded, useful)))
@@ -161,13 +176,14 @@ def lightest(batches: Batches, indices: Sequence[int]) -> int:
 SUBSAMPLING = 4
 
 
-def load(settings: Settings, round_number: Optional[int] = None) -> Tuple[Batches, List[int]]:
-    """Return all batches of the shape file, with the durations and variations of the settings, and the indices of those
-    that are measured in a round (None: in all rounds).  Raises UserError."""
+def load(settings: Settings, round_number: int | None = None) -> tuple[Batches, list[int]]:
+    """Return all batches of the shape file, with the durations and variations of the settings, and
+    the indices of those that are measured in a round (None: in all rounds).  Raises UserError."""
     path = Path(settings.shape_file)
     factor = shapes.subsampling(path)
     subsampling = settings.subsampling
-    if factor not in (None, SUBSAMPLING):  # such frames are used as they are, and never turned into a third
+    # such frames are used as they are, and never turned into a third
+    if factor not in (None, SUBSAMPLING):
         if subsampling not in (factor, SUBSAMPLING):
             raise UserError(
                 f"--subsampling {subsampling}: the frames of {path} are at x{factor} already, as the file beside it "
@@ -181,7 +197,9 @@ def load(settings: Settings, round_number: Optional[int] = None) -> Tuple[Batche
         settings.min_duration,
         settings.max_duration,
     )
-    lengths = {key: getattr(settings, key) for key in ("token_scale", "concatenate", "frames", "tokens")}
+    lengths = {
+        key: getattr(settings, key) for key in ("token_scale", "concatenate", "frames", "tokens")
+    }
     batches = in_batches(vary(utterances, subsampling=subsampling, **lengths), settings)
     return batches, selected(batches, settings, round_number)
 
@@ -193,7 +211,7 @@ def in_batches(utterances: np.ndarray, settings: Settings) -> Batches:
     return fixed_size(utterances, settings.batch_size)
 
 
-def warnings(batches: Batches, chosen: Sequence[int], settings: Settings) -> List[str]:
+def warnings(batches: Batches, chosen: Sequence[int], settings: Settings) -> list[str]:
     """Return a line for each surprise in the batches of a run."""
     lines = []
     if batches.too_long:  # the longest is first, as in the batches
@@ -205,16 +223,19 @@ def warnings(batches: Batches, chosen: Sequence[int], settings: Settings) -> Lis
     if len(chosen) < settings.num_batches:
         lines.append(f"{flag}: there are no more than {len(chosen)}, and all are measured")
     elif settings.own_batches and len(batches) < settings.num_batches * settings.rounds:
-        lines.append(f"{flag}: there are {len(batches)} batches for {settings.rounds} rounds, so rounds share some")
+        lines.append(
+            f"{flag}: there are {len(batches)} batches for {settings.rounds} rounds, so rounds share some"
+        )
     return lines
 
 
-def selected(batches: Batches, settings: Settings, round_number: Optional[int] = None) -> List[int]:
-    """Return the indices of the measured batches of a round; without one, of all rounds, each once."""
+def selected(batches: Batches, settings: Settings, round_number: int | None = None) -> list[int]:
+    """Return the indices of the measured batches of a round; without one, of all rounds, each
+    once."""
     if not settings.own_batches:
         round_number = 1
     rounds = range(1, settings.rounds + 1) if round_number is None else [round_number]
-    indices: Dict[int, None] = {}
+    indices: dict[int, None] = {}
     for number in rounds:
         chosen = select(batches, settings.batches, settings.num_batches, settings.seed, number)
         indices.update(dict.fromkeys(chosen))
@@ -226,16 +247,18 @@ def vary(
     subsampling: int = SUBSAMPLING,
     token_scale: float = 1.0,
     concatenate: int = 1,
-    frames: Optional[int] = None,
-    tokens: Optional[int] = None,
+    frames: int | None = None,
+    tokens: int | None = None,
 ) -> np.ndarray:
-    """Return rows of other lengths, int32 (rows, 2), columns T and U.  The arguments apply in this order:
+    """Return rows of other lengths, int32 (rows, 2), columns T and U.  The arguments apply in this
+    order:
 
     Args:
         utterances: (utterances, 2), columns T and U at x4.
-        concatenate: so many successive rows become one, with the sums of T and of U; the last group may be smaller.
-        subsampling: T frames at x4 are at least 4 T + 3 feature frames, which go through the front end of
-            shapes.subsampled; at least 1.
+        concatenate: so many successive rows become one, with the sums of T and of U; the last group
+          may be smaller.
+        subsampling: T frames at x4 are at least 4 T + 3 feature frames, which go through the front
+            end of shapes.subsampled; at least 1.
         token_scale: factor of U, rounded half to even; U >= 1 gives at least 1.
         frames, tokens: this T, this U, for every row.
     """
@@ -264,11 +287,12 @@ def between(
     utterances: np.ndarray,
     frame_shift: float,
     factor: int,
-    shortest: Optional[float],
-    longest: Optional[float],
+    shortest: float | None,
+    longest: float | None,
 ) -> np.ndarray:
-    """Return the rows (utterances, 2) of at least `shortest` and at most `longest` seconds (None: any).  T frames at x4
-    may be of up to three more feature frames than are counted, so the seconds are right to 0.03."""
+    """Return the rows (utterances, 2) of at least `shortest` and at most `longest` seconds (None:
+    any).  T frames at x4 may be of up to three more feature frames than are counted, so the seconds
+    are right to 0.03."""
     if shortest is None and longest is None:
         return utterances
     frames = shapes.feature_frames(np.asarray(utterances[:, 0], dtype=np.int64), factor)

@@ -1,6 +1,8 @@
-"""Makes a shape file of what the flags of the command shapes name: a source, its rows, their provenance, the files.
+"""Makes a shape file of what the flags of the command shapes name: a source, its rows, their
+provenance, the files.
 
-The provenance names files without their folders, and no time, so that the same input and versions give the same files.
+The provenance names files without their folders, and no time, so that the same input and versions
+give the same files.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ import os
 import shlex
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -28,17 +31,20 @@ from rnnt_bench.data.manifests import Utterance
 SCHEMA = 1
 #: Utterances in the batches whose padding is printed.
 BATCH_SIZE = 30
-#: Share of the tokens from which unknown ones are warned of: a model that fits its texts has almost none.
+#: Share of the tokens from which unknown ones are warned of: a model that fits its texts has almost
+#: none.
 MOST_UNKNOWN = 0.01
-#: Seconds by which a duration may miss its bound: durations are of whole samples, and speeds divide them.
+#: Seconds by which a duration may miss its bound: durations are of whole samples, and speeds divide
+#: them.
 ROUNDING = 1e-4
-#: Return value of _from_figures and from_manifest: T and U, int32 (rows, 2); feature frames and U; the provenance;
-#: (path, content) of files that are written beside the shape file.
-Generated = Tuple[np.ndarray, np.ndarray, shapes.Provenance, List[Tuple[Path, bytes]]]
+#: Return value of _from_figures and from_manifest: T and U, int32 (rows, 2); feature frames and U;
+#: the provenance; (path, content) of files that are written beside the shape file.
+Generated = tuple[np.ndarray, np.ndarray, shapes.Provenance, list[tuple[Path, bytes]]]
 
 
-def generate(flags: argparse.Namespace) -> List[str]:
-    """Write the shape file that the flags ask for, or nothing where it raises UserError; return lines to show."""
+def generate(flags: argparse.Namespace) -> list[str]:
+    """Write the shape file that the flags ask for, or nothing where it raises UserError; return
+    lines to show."""
     outputs = [flags.output]
     if flags.write_features:
         outputs.append(flags.output.with_suffix(".features.pt"))
@@ -53,7 +59,10 @@ def generate(flags: argparse.Namespace) -> List[str]:
     provenance = {"schema": SCHEMA, **provenance}
     shapes.save(flags.output, rows, provenance, *beside)
     lines = [
-        *(f"{name.replace('_', ' ')}: {count:,}" for name, count in provenance.get("counts", {}).items()),
+        *(
+            f"{name.replace('_', ' ')}: {count:,}"
+            for name, count in provenance.get("counts", {}).items()
+        ),
         *(f"wrote {path}" for path, _ in beside),
         f"wrote {flags.output}: {len(rows):,} utterances",
     ]
@@ -79,11 +88,14 @@ def _padding(rows: np.ndarray) -> str:
 
 
 def _check_own(output: Path, beside: Path, provenance: shapes.Provenance) -> None:
-    """Raise UserError for a file beside the output that is there and that its provenance does not name."""
+    """Raise UserError for a file beside the output that is there and that its provenance does not
+    name."""
     if not os.path.lexists(beside):
         return
     if not beside.is_file() or provenance.get("sha256") != shapes.sha256(beside):
-        raise UserError(f"--output {output}: {beside} would be replaced, which no earlier run made; name another file")
+        raise UserError(
+            f"--output {output}: {beside} would be replaced, which no earlier run made; name another file"
+        )
 
 
 def _trained_model(flags: argparse.Namespace) -> Path:
@@ -91,7 +103,7 @@ def _trained_model(flags: argparse.Namespace) -> Path:
     return flags.output.with_suffix(".bpe.model")
 
 
-def _name_and_hash(path: Path) -> Dict[str, str]:
+def _name_and_hash(path: Path) -> dict[str, str]:
     return {"name": path.name, "sha256": shapes.sha256(path)}
 
 
@@ -108,8 +120,8 @@ def _from_figures(flags: argparse.Namespace) -> Generated:
 
 
 def from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Generated:
-    """Return what the flags of the command shapes say of a manifest.  outputs: files that no input may be.  Raises
-    UserError."""
+    """Return what the flags of the command shapes say of a manifest.  outputs: files that no input
+    may be.  Raises UserError."""
     model = load_model(flags.bpe_model) if flags.bpe_model else None
     model_file = flags.bpe_model or _trained_model(flags)
     recordings = flags.recordings
@@ -149,7 +161,9 @@ def from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Generat
             f"{short} rows are too short, others are not between --min-duration and --max-duration"
         )
     options = ["subsampling_factor", "speed_perturbation", "frame_shift", "keep_empty", "limit"]
-    options += [name for name in ("min_duration", "max_duration", "perturb_again") if getattr(flags, name)]
+    options += [
+        name for name in ("min_duration", "max_duration", "perturb_again") if getattr(flags, name)
+    ]
     provenance = {
         "source": {"kind": "manifest", "files": files},
         "bpe_model": {
@@ -165,11 +179,17 @@ def from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Generat
     return rows[:, :2], rows[:, [2, 1]], provenance, beside
 
 
-def _check_inputs_stay(flags: argparse.Namespace, inputs: Sequence[Path], outputs: Sequence[Path]) -> None:
+def _check_inputs_stay(
+    flags: argparse.Namespace, inputs: Sequence[Path], outputs: Sequence[Path]
+) -> None:
     """Raise UserError where an output is one of the inputs."""
-    for path, output in itertools.product(filter(Path.exists, inputs), filter(Path.exists, outputs)):
+    for path, output in itertools.product(
+        filter(Path.exists, inputs), filter(Path.exists, outputs)
+    ):
         if output.samefile(path):
-            raise UserError(f"--output {flags.output}: the input {output} would be replaced; name another file")
+            raise UserError(
+                f"--output {flags.output}: the input {output} would be replaced; name another file"
+            )
 
 
 def table(
@@ -178,7 +198,8 @@ def table(
     flags: argparse.Namespace,
     counts: Counter,
 ) -> np.ndarray:
-    """Return int32 (rows, 3), columns T, U and feature frames, one speed after the other; count what is left out."""
+    """Return int32 (rows, 3), columns T, U and feature frames, one speed after the other; count
+    what is left out."""
     empty = sum(not utterance.text for utterance in utterances)
     counts["kept_without_text" if flags.keep_empty else "left_out_without_text"] += empty
     if not flags.keep_empty:
@@ -216,7 +237,9 @@ def load_model(path: Path) -> bytes:
     try:
         content = read_bytes(path)
     except OSError as error:
-        raise UserError(f"--bpe-model {path}: {error.strerror or error}; name a SentencePiece model") from error
+        raise UserError(
+            f"--bpe-model {path}: {error.strerror or error}; name a SentencePiece model"
+        ) from error
     try:
         if not content:  # sentencepiece reads this as a model without pieces
             raise RuntimeError("empty")
@@ -229,8 +252,9 @@ def load_model(path: Path) -> bytes:
 
 
 def train(texts: Sequence[str], vocab_size: int, model_type: str = "bpe") -> bytes:
-    """Train a SentencePiece model of `texts`, one utterance each; ids: 0 <blk>, 1 <sos/eos>, 2 <unk>.  The same texts
-    give the same model.  Raises UserError where they cannot give so many tokens."""
+    """Train a SentencePiece model of `texts`, one utterance each; ids: 0 <blk>, 1 <sos/eos>, 2
+    <unk>.  The same texts give the same model.  Raises UserError where they cannot give so many
+    tokens."""
     import sentencepiece
 
     sentencepiece.set_min_log_level(_LOG_NOTHING_BELOW_FATAL)
@@ -251,7 +275,9 @@ def train(texts: Sequence[str], vocab_size: int, model_type: str = "bpe") -> byt
         )
     except RuntimeError as error:
         problem = " ".join(str(error).split())  # it has the largest or smallest size that can be
-        raise UserError(f"--bpe-vocab-size {vocab_size}: no model of {len(texts)} utterances ({problem})") from error
+        raise UserError(
+            f"--bpe-vocab-size {vocab_size}: no model of {len(texts)} utterances ({problem})"
+        ) from error
     return model.getvalue()
 
 

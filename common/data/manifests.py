@@ -1,11 +1,13 @@
-"""Utterances of lhotse manifests: their text and how many feature frames they have.  No audio or feature is opened.
+"""Utterances of lhotse manifests: their text and how many feature frames they have.  No audio or
+feature is opened.
 
-A cut is one utterance, with the texts of its supervisions in time order.  In a supervisions manifest each supervision
-is one, from its start to its end or to that of its recording, as lhotse's trim_to_supervisions cuts them.
+A cut is one utterance, with the texts of its supervisions in time order.  In a supervisions
+manifest each supervision is one, from its start to its end or to that of its recording, as lhotse's
+trim_to_supervisions cuts them.
 
-Not lhotse's own loaders: they try a path as a command or a URL first, give a .json manifest any kind that parses, and
-raise any error for a wrong file.  Here a path is a file, an error names the entry, and a recording that is a shell
-command is not run.
+Not lhotse's own loaders: they try a path as a command or a URL first, give a .json manifest any
+kind that parses, and raise any error for a wrong file.  Here a path is a file, an error names the
+entry, and a recording that is a shell command is not run.
 """
 
 from __future__ import annotations
@@ -17,18 +19,21 @@ import json
 import re
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any
 
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.files import open_file
 from rnnt_bench.data.shapes import LARGEST
 
-TOLERANCE = 0.001  # seconds by which lhotse lets the ends of supervisions, features and recordings differ
+# seconds by which lhotse lets the ends of supervisions, features and recordings differ
+TOLERANCE = 0.001
 WANTED = "a lhotse manifest, .json or .jsonl, gzipped or not"
-#: Characters of one entry, or of all of a JSON array, which is read whole: a small gzip file can hold any number.
+#: Characters of one entry, or of all of a JSON array, which is read whole: a small gzip file can
+#: hold any number.
 LONGEST = 2**29
 #: The speed of what is perturbed ends lhotse's ids and begins Kaldi's.  "_sp12" may be a speaker.
 PERTURBED = re.compile(r"_sp(\d+\.\d+)$|^sp(\d+\.\d+)-")
@@ -36,28 +41,30 @@ PERTURBED = re.compile(r"_sp(\d+\.\d+)$|^sp(\d+\.\d+)-")
 
 @dataclass(frozen=True)
 class Utterance:
-    """An utterance: all its text, feature frames at each speed asked for, seconds of audio before perturbation."""
+    """An utterance: all its text, feature frames at each speed asked for, seconds of audio before
+    perturbation."""
 
     text: str
-    frames: Tuple[int, ...]
+    frames: tuple[int, ...]
     seconds: float
 
 
 @dataclass(frozen=True)
 class Span:
-    """A span of a recording in seconds; num_frames and frame_shift (s) if it has features; speed: at which the
-    recording is perturbed already, "" for none."""
+    """A span of a recording in seconds; num_frames and frame_shift (s) if it has features; speed:
+    at which the recording is perturbed already, "" for none."""
 
     start: float
     seconds: float
     sampling_rate: float
-    num_frames: Optional[int] = None
-    frame_shift: Optional[float] = None
+    num_frames: int | None = None
+    frame_shift: float | None = None
     speed: str = ""
 
 
-def lines(path: Path) -> Iterator[Tuple[int, str]]:
-    """Yield (number from 1, JSON) of each entry of a manifest, whose content decides the format, not its name."""
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (number from 1, JSON) of each entry of a manifest, whose content decides the format,
+    not its name."""
     try:
         with open_file(path) as raw:
             compressed = raw.read(2) == b"\x1f\x8b"
@@ -106,7 +113,7 @@ def _entry(path: Path, number: int, line: str, *kinds: str) -> Any:
 #: Classes of lhotse whose objects are an utterance each.
 CUTS = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut", "DataCut")
 SUPERVISION = "SupervisionSegment"
-Spans = Dict[Any, List[Span]]
+Spans = dict[Any, list[Span]]
 
 
 @dataclass
@@ -118,19 +125,21 @@ class Reader:
         frame_shift: seconds between frames, where there are no features.
         speeds: factors of speed perturbation; 1.0 is none.
         perturb_again: whether what is perturbed already is perturbed again.
-        cuts, recordings, features: what `entries` finds: cuts or supervisions, for these the spans of each recording.
+        cuts, recordings, features: what `entries` finds: cuts or supervisions, for these the spans
+          of each recording.
     """
 
     path: Path
     frame_shift: float
-    speeds: Tuple[float, ...]
+    speeds: tuple[float, ...]
     perturb_again: bool
     cuts: bool = True
     recordings: Spans = field(default_factory=dict)
     features: Spans = field(default_factory=dict)
 
-    def entries(self, recordings: Optional[Path], features: Optional[Path]) -> Iterator[Tuple[int, str]]:
-        """Return (number, JSON) of all entries.  recordings, features: manifests for supervisions, which need one."""
+    def entries(self, recordings: Path | None, features: Path | None) -> Iterator[tuple[int, str]]:
+        """Return (number, JSON) of all entries.  recordings, features: manifests for supervisions,
+        which need one."""
         entries = lines(self.path)
         first = next(entries, None)
         if first is None:
@@ -142,7 +151,9 @@ class Reader:
                 f"{self.path}: cuts bring their recordings and features; leave out --recordings and --features"
             )
         if kind == SUPERVISION and not (recordings or features):
-            raise UserError(f"{self.path}: supervisions need their recordings; name that manifest with --recordings")
+            raise UserError(
+                f"{self.path}: supervisions need their recordings; name that manifest with --recordings"
+            )
         if kind not in (*CUTS, SUPERVISION):
             raise UserError(
                 f"{self.path}: a manifest of {kind} entries; name one of cuts or supervisions "
@@ -161,16 +172,19 @@ class Reader:
         with _naming(self.path, number, entry):
             return self._of_cut(entry, counts) if self.cuts else self._of_supervision(entry, counts)
 
-    def frames(self, span: Span, speed: float, seconds: Optional[float] = None) -> int:
-        """Return the frames of `span` at a speed: at 1.0 those of its features, else of its duration, by lhotse's
-        rules.  As in lhotse, another speed drops the features but for their frame shift.  seconds: duration at that
-        speed; None: it is computed.  Raises ValueError for a duration that cannot be."""
+    def frames(self, span: Span, speed: float, seconds: float | None = None) -> int:
+        """Return the frames of `span` at a speed: at 1.0 those of its features, else of its
+        duration, by lhotse's rules.  As in lhotse, another speed drops the features but for their
+        frame shift.  seconds: duration at that speed; None: it is computed.  Raises ValueError for
+        a duration that cannot be."""
         from lhotse.utils import compute_num_frames, compute_num_samples, perturb_num_samples
 
         if speed == 1.0 and span.num_frames is not None:
             return span.num_frames
         if seconds is None and speed != 1.0:
-            samples = perturb_num_samples(compute_num_samples(span.seconds, span.sampling_rate), speed)
+            samples = perturb_num_samples(
+                compute_num_samples(span.seconds, span.sampling_rate), speed
+            )
             seconds = samples / span.sampling_rate
         elif seconds is None:
             seconds = span.seconds
@@ -226,10 +240,13 @@ class Reader:
         else:
             manifests = "recordings or features" if self.features else "recordings"
             raise ValueError(f"its recording {name} is not among the {manifests}; name them all")
-        return Utterance(text, tuple(self.frames(span, speed) for speed in self.speeds), span.seconds)
+        return Utterance(
+            text, tuple(self.frames(span, speed) for speed in self.speeds), span.seconds
+        )
 
-    def _span_in_features(self, supervision: Any) -> Optional[Span]:
-        """Return the span of a supervision within features, with their frames if it is all of them; None without."""
+    def _span_in_features(self, supervision: Any) -> Span | None:
+        """Return the span of a supervision within features, with their frames if it is all of them;
+        None without."""
         start = supervision.start
         end = start + supervision.duration
         for span in self.features.get(str(supervision.recording_id), []):
@@ -241,7 +258,8 @@ class Reader:
 
 
 def _spans(path: Path, kind: str) -> Spans:
-    """Return the spans of each recording by a manifest of entries of `kind`, "Recording" or "Features"."""
+    """Return the spans of each recording by a manifest of entries of `kind`, "Recording" or
+    "Features"."""
     spans: Spans = {}
     for number, line in lines(path):
         entry = _entry(path, number, line, kind)
@@ -263,7 +281,8 @@ def _spans(path: Path, kind: str) -> Spans:
 
 
 def _speed(recording: Any) -> str:
-    """Return the speed at which a recording is perturbed already, by its transforms or its id; "" for none."""
+    """Return the speed at which a recording is perturbed already, by its transforms or its id; ""
+    for none."""
     for transform in getattr(recording, "transforms", None) or ():
         fields = transform if isinstance(transform, dict) else vars(transform)
         if fields.get("name") == "Speed" or type(transform).__name__ == "Speed":
@@ -277,7 +296,7 @@ def _speed_in(name: Any) -> str:
     return (match[1] or match[2]) if match else ""
 
 
-def _text(supervisions: List[Any], counts: Counter) -> str:
+def _text(supervisions: list[Any], counts: Counter) -> str:
     """Return the texts in time order, joined by a space, and count those without any."""
     counts["utterances_read"] += 1
     in_time = sorted(supervisions, key=lambda supervision: supervision.start)

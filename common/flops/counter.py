@@ -1,15 +1,17 @@
-"""The counter: every operator that torch's dispatcher runs, forward and backward, by module and operator.
+"""The counter: every operator that torch's dispatcher runs, forward and backward, by module and
+operator.
 
     with FlopCounter(model) as counter:
         model(x).sum().backward()
     print(counter.total())
 
-Nothing is patched: a TorchDispatchMode sees the operators, however they were called and on whatever device, the meta
-device included, and hooks tell the modules.  Operators that torch defines by others are counted by those; torch's fast
-path of attention is off meanwhile.
+Nothing is patched: a TorchDispatchMode sees the operators, however they were called and on whatever
+device, the meta device included, and hooks tell the modules.  Operators that torch defines by
+others are counted by those; torch's fast path of attention is off meanwhile.
 
-A custom autograd function's kernels do not pass through the dispatcher; it is found by who calls the operators that
-allocate what it returns.  Kernels that are called outside of any custom function cannot be found.
+A custom autograd function's kernels do not pass through the dispatcher; it is found by who calls
+the operators that allocate what it returns.  Kernels that are called outside of any custom function
+cannot be found.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ import threading
 import warnings
 from bisect import bisect_right
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Union
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -34,37 +37,44 @@ FORWARD, BACKWARD = "forward", "backward"
 #: Where no module is at work.
 OUTSIDE = "(outside)"
 
-# From 2.1 on torch tells which backward runs, and which node of it; before, a backward counts as forward.
+# From 2.1 on torch tells which backward runs, and which node of it; before, a backward counts as
+# forward.
 _NO_TASK = -1
 _task = getattr(torch._C, "_current_graph_task_id", lambda: _NO_TASK)
 _ACCUMULATES = 1 << 63  # such nodes have the largest sequence number there is
 
-#: Function.apply is a frame of Python's from torch 2.0 on; before, the function's own `forward` is the first.
+#: Function.apply is a frame of Python's from torch 2.0 on; before, the function's own `forward` is
+#: the first.
 _APPLY = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
 
 
 class Modules:
-    """Paths of the modules that ran, and where the next operator belongs.  A module with several names has the first; a
-    parameter that several modules share is the first one's."""
+    """Paths of the modules that ran, and where the next operator belongs.  A module with several
+    names has the first; a parameter that several modules share is the first one's."""
 
-    def __init__(self, roots: Dict[str, torch.nn.Module]):
+    def __init__(self, roots: dict[str, torch.nn.Module]):
         #: Path -> the module, and how often it was called.
-        self.modules: Dict[str, torch.nn.Module] = {}
+        self.modules: dict[str, torch.nn.Module] = {}
         self.calls: Counter[str] = Counter()
         #: The id of a module, or of a parameter -> the path of the module.
-        self._paths: Dict[int, str] = {}
+        self._paths: dict[int, str] = {}
         #: The modules at work, and the backward in which each was called, or _NO_TASK.
-        self._stack: List[Tuple[str, int]] = []
-        #: Sequence numbers of autograd's nodes, and the module whose forward makes the nodes from each on.
-        self._numbers: List[int] = []
-        self._owners: List[str] = []
+        self._stack: list[tuple[str, int]] = []
+        #: Sequence numbers of autograd's nodes, and the module whose forward makes the nodes from
+        #: each on.
+        self._numbers: list[int] = []
+        self._owners: list[str] = []
         for path, module in roots.items():
             self._add(path, module)
 
     def __enter__(self) -> Modules:
         self._handles = [
-            torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: self._push(module)),
-            torch.nn.modules.module.register_module_forward_hook(lambda module, *_: self._leave(module)),
+            torch.nn.modules.module.register_module_forward_pre_hook(
+                lambda module, _: self._push(module)
+            ),
+            torch.nn.modules.module.register_module_forward_hook(
+                lambda module, *_: self._leave(module)
+            ),
         ]
         self._thread = threading.get_ident()
         self._note()
@@ -84,11 +94,12 @@ class Modules:
         finally:
             self._leave(module)
 
-    def current(self) -> Tuple[str, str]:
+    def current(self) -> tuple[str, str]:
         """Return (path, phase) of the operator that is called now."""
         task = _task()
         phase = FORWARD if task == _NO_TASK else BACKWARD
-        if self._stack and self._stack[-1][1] == task:  # also a forward that a backward computes again
+        # also a forward that a backward computes again
+        if self._stack and self._stack[-1][1] == task:
             return self._stack[-1][0], phase
         if phase == FORWARD:
             return OUTSIDE, phase
@@ -104,7 +115,7 @@ class Modules:
         index = bisect_right(self._numbers, number) - 1
         return self._owners[index] if index >= 0 else OUTSIDE
 
-    def rows(self) -> List[Dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
         """Return a row for each module, with its own parameters."""
         rows = []
         for path, module in self.modules.items():
@@ -129,7 +140,8 @@ class Modules:
             path = type(module).__name__
             if self._stack and self._stack[-1][0]:
                 path = f"{self._stack[-1][0]}.{path}"
-            elif not self._stack and "" in self.modules:  # without parentheses it would be a path within the model
+            # without parentheses it would be a path within the model
+            elif not self._stack and "" in self.modules:
                 path = f"({path})"
             self._add(path, module)
         path = self._paths[id(module)]
@@ -144,7 +156,8 @@ class Modules:
         self._note()
 
     def _add(self, root: str, module: torch.nn.Module) -> None:
-        """Give a module and all below it their paths; those that have one keep it, as a model in a wrapper does."""
+        """Give a module and all below it their paths; those that have one keep it, as a model in a
+        wrapper does."""
         for name, part in module.named_modules():
             if id(part) not in self._paths:
                 path = self._paths[id(part)] = ".".join(filter(None, (root, name)))
@@ -153,13 +166,14 @@ class Modules:
                     self._paths.setdefault(id(parameter), path)
 
     def _note(self) -> None:
-        """Note that the module on top of the stack is at work from the next node of this thread on."""
+        """Note that the module on top of the stack is at work from the next node of this thread
+        on."""
         if threading.get_ident() == self._thread:
             self._numbers.append(getattr(torch.autograd, "_get_sequence_nr", lambda: 0)())
             self._owners.append(self._stack[-1][0] if self._stack else OUTSIDE)
 
 
-def _weights(module: torch.nn.Module) -> List[torch.nn.Parameter]:
+def _weights(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     """Return the parameters of a module itself."""
     return [weight for weight in module._parameters.values() if weight is not None]
 
@@ -171,18 +185,28 @@ class NotCounted(UserWarning):
 class FlopCounter:
     """Counts what runs inside; entered again, it goes on.
 
-    model: a module, whose path is "", or modules by name; others are named by their class; strict: an operator without
-    a rule raises UserError, else it is warned about once, with the module that ran it.
+    model: a module, whose path is "", or modules by name; others are named by their class; strict:
+    an operator without a rule raises UserError, else it is warned about once, with the module that
+    ran it.
     """
 
-    def __init__(self, model: Union[None, torch.nn.Module, Dict[str, torch.nn.Module]] = None, *, strict: bool = False):
+    def __init__(
+        self,
+        model: None | torch.nn.Module | dict[str, torch.nn.Module] = None,
+        *,
+        strict: bool = False,
+    ):
         self.strict = strict
-        self.modules = Modules({"": model} if isinstance(model, torch.nn.Module) else dict(model or {}))
-        self._running: List[Any] = []  # the frames of custom functions
-        #: [calls, MACs, FLOPs] by (path, operator, phase), and (operator, path, reason) of what was not counted.
-        self._counts: Dict[Tuple[str, str, str], List[int]] = defaultdict(lambda: [0, 0, 0])
-        self._not_counted: List[Tuple[str, str, str]] = []
-        self._taken: Set[int] = set()  # ids of parameters that an operator took, be it to look rows up
+        self.modules = Modules(
+            {"": model} if isinstance(model, torch.nn.Module) else dict(model or {})
+        )
+        self._running: list[Any] = []  # the frames of custom functions
+        #: [calls, MACs, FLOPs] by (path, operator, phase), and (operator, path, reason) of what was
+        #: not counted.
+        self._counts: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+        self._not_counted: list[tuple[str, str, str]] = []
+        # ids of parameters that an operator took, be it to look rows up
+        self._taken: set[int] = set()
         self._inside = ExitStack()
 
     def __enter__(self) -> FlopCounter:
@@ -203,12 +227,16 @@ class FlopCounter:
                 self._missing(name, path, "its operators were not seen, or not its products")
 
     def _is_unseen(self, path: str, module: torch.nn.Module) -> bool:
-        """Return whether a module ran, and gave no product and no operator that takes its matrices: it computes in
-        another thread, in numpy, or in a compiled form."""
+        """Return whether a module ran, and gave no product and no operator that takes its matrices:
+        it computes in another thread, in numpy, or in a compiled form."""
         if not self.modules.calls[path] or any(path == other for _, other, _ in self._not_counted):
             return False
         prefix = f"{path}." if path else ""
-        if any(macs for (other, *_), (_, macs, _) in self._counts.items() if f"{other}.".startswith(prefix)):
+        if any(
+            macs
+            for (other, *_), (_, macs, _) in self._counts.items()
+            if f"{other}.".startswith(prefix)
+        ):
             return False
         if isinstance(module, torch.jit.ScriptModule) and "MKLDNN" in str(module.graph):
             return True
@@ -221,18 +249,24 @@ class FlopCounter:
         flops = sum(flops for _, _, flops in self._counts.values())
         return Count(macs, flops)
 
-    def not_counted(self) -> List[str]:
+    def not_counted(self) -> list[str]:
         """Return the names of the operators and modules that were not counted."""
         return sorted({operator for operator, _, _ in self._not_counted})
 
-    def document(self) -> Dict[str, Any]:
-        """Return all as JSON takes it: modules, counts by module, operator and phase, and sentences on what is not."""
+    def document(self) -> dict[str, Any]:
+        """Return all as JSON takes it: modules, counts by module, operator and phase, and sentences
+        on what is not."""
         names = ("path", "operator", "phase", "calls", "macs", "flops")
         counts = [dict(zip(names, (*key, *numbers))) for key, numbers in self._counts.items()]
-        missing = [f"{name} in {path or 'the model'} ({reason})" for name, path, reason in self._not_counted]
+        missing = [
+            f"{name} in {path or 'the model'} ({reason})"
+            for name, path, reason in self._not_counted
+        ]
         return {"modules": self.modules.rows(), "counts": counts, "not_counted": missing}
 
-    def _count(self, operator: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+    def _count(
+        self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
+    ) -> None:
         path, phase = self.modules.current()
         self._count_functions(path, phase)
         names, defaults = rules.schema_of(operator)
@@ -264,10 +298,11 @@ class FlopCounter:
         """Add a call to the counts by its rule; by None nothing is added."""
         if rule is None:
             return
-        count: Union[Count, int] = 0
+        count: Count | int = 0
         try:
             count = rule(call)
-        except Exception as error:  # of tensors without a shape, or of a registered rule: the model runs on
+        # of tensors without a shape, or of a registered rule: the model runs on
+        except Exception as error:
             reason = f"its rule fails, {type(error).__name__}: {text.first_line(error)}"
             self._missing(call.name, path, reason)
         macs, flops = count if isinstance(count, Count) else (0, count)
@@ -275,10 +310,13 @@ class FlopCounter:
         entry[:] = [entry[0] + 1, entry[1] + macs, entry[2] + flops]
 
     def _missing(self, name: str, path: str, reason: str) -> None:
-        """Note what is not counted, and warn of its name once.  Raises UserError where the counter is strict."""
+        """Note what is not counted, and warn of its name once.  Raises UserError where the counter
+        is strict."""
         where = path or "the model"
         if self.strict:
-            raise errors.UserError(f"{name} in {where}: {reason}; add one with rnnt_bench.flop_rules.register")
+            raise errors.UserError(
+                f"{name} in {where}: {reason}; add one with rnnt_bench.flop_rules.register"
+            )
         if name not in self.not_counted():
             line = f"not counted: {name} in {where} ({reason})"
             # explicitly, so that a second counter of this process warns as the first
@@ -306,8 +344,9 @@ class _Mode(TorchDispatchMode):
         return out
 
 
-def _applied(frame: Optional[Any]) -> Iterator[Tuple[Any, Call]]:
-    """Yield the custom functions that run in this frame or below it, each with its outermost frame."""
+def _applied(frame: Any | None) -> Iterator[tuple[Any, Call]]:
+    """Yield the custom functions that run in this frame or below it, each with its outermost
+    frame."""
     while frame is not None:
         code = frame.f_code
         if code is _APPLY:
@@ -324,9 +363,12 @@ def _applied(frame: Optional[Any]) -> Iterator[Tuple[Any, Call]]:
 
 
 def _call(function: Any, arguments: Mapping[str, Any]) -> Call:
-    """Return the call of a custom autograd function with these arguments and the defaults of others."""
+    """Return the call of a custom autograd function with these arguments and the defaults of
+    others."""
     parameters = inspect.signature(function.forward).parameters
     defaults = {
-        name: parameter.default for name, parameter in parameters.items() if parameter.default is not parameter.empty
+        name: parameter.default
+        for name, parameter in parameters.items()
+        if parameter.default is not parameter.empty
     }
     return Call(f"{function.__module__}.{function.__qualname__}", {**defaults, **arguments})

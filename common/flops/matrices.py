@@ -1,27 +1,41 @@
-"""Rules of what multiplies and accumulates: matrix products, convolutions, attention, recurrent layers.
+"""Rules of what multiplies and accumulates: matrix products, convolutions, attention, recurrent
+layers.
 
-They count the algorithm, whatever kernel runs it: a fused attention counts as its mathematical form, with all scores
-under a causal mask too; that a kernel computes scores anew to save memory is not counted, and neither are gradients
-that nobody asks for.  A convolution computes with its padding.  A product of complex matrices is four real ones; a
-convolution of complex numbers three, since torch defines it by three real convolutions.
+They count the algorithm, whatever kernel runs it: a fused attention counts as its mathematical
+form, with all scores under a causal mask too; that a kernel computes scores anew to save memory is
+not counted, and neither are gradients that nobody asks for.  A convolution computes with its
+padding.  A product of complex matrices is four real ones; a convolution of complex numbers three,
+since torch defines it by three real convolutions.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any
 
 import torch
 
-from rnnt_bench.flops.rules import Call, Count, add, elements, is_complex, nothing, output, products, size
+from rnnt_bench.flops.rules import (
+    Call,
+    Count,
+    add,
+    elements,
+    is_complex,
+    nothing,
+    output,
+    products,
+    size,
+)
 
 Number = Callable[[Call], int]
 
 
 def _add_product(operators: str, macs: Number, others: Number = nothing) -> None:
-    """Add a rule of multiply-accumulates, of which a product of complex numbers is four, and other operations."""
+    """Add a rule of multiply-accumulates, of which a product of complex numbers is four, and other
+    operations."""
 
     def count(call: Call) -> Count:
         outputs = call.out if isinstance(call.out, (list, tuple)) else [call.out]
@@ -39,7 +53,8 @@ def _matrices(first: str, second: str, call: Call) -> int:
 
 
 def _scaled_bias(call: Call) -> int:
-    """Count beta * self: 1 per output, none where beta is 0, 1 more for each factor other than 1."""
+    """Count beta * self: 1 per output, none where beta is 0, 1 more for each factor other than
+    1."""
     beta = call["beta"]
     is_scaled = call["alpha"] not in (1, None)
     return ((beta != 0) + (beta not in (0, 1, None)) + is_scaled) * output(call)
@@ -50,7 +65,8 @@ def _bias(call: Call) -> int:
 
 
 def _convolved(call: Call, source: Any, out: Any) -> int:
-    """Count a sum over the kernel and the group's channels for each output; transposed, for each input."""
+    """Count a sum over the kernel and the group's channels for each output; transposed, for each
+    input."""
     weight = call["weight"]
     sums = source if call["transposed"] else out
     return sums.numel() * (weight.numel() // weight.shape[0])
@@ -74,7 +90,8 @@ def _bias_gradient(call: Call) -> int:
 
 
 def _quantized(call: Call) -> int:
-    """Count the bias, and the scaling and rounding to int8 of each output, and of each input that is none yet."""
+    """Count the bias, and the scaling and rounding to int8 of each output, and of each input that
+    is none yet."""
     _, bias = torch.ops.quantized.linear_unpack(call["W_prepack"])
     outputs = call.out.numel() * (2 if bias is None else 3)
     inputs = 2 * call["X"].numel() if "dynamic" in call.name else 0
@@ -89,10 +106,11 @@ def _distances(call: Call) -> int:
 
 
 def _bilinear(call: Call) -> int:
-    """Count torch.nn.Bilinear, (N, I) times (O, I, J) over I, then times (N, J) over J, and its gradients.
+    """Count torch.nn.Bilinear, (N, I) times (O, I, J) over I, then times (N, J) over J, and its
+    gradients.
 
-    i1, i2 and i3, unsqueezed at the dimensions of their expand1, expand2 and expand3, are multiplied and summed over
-    sumdim; those that i3 lacks are summed first."""
+    i1, i2 and i3, unsqueezed at the dimensions of their expand1, expand2 and expand3, are
+    multiplied and summed over sumdim; those that i3 lacks are summed first."""
     shapes = [list(call[f"i{number}"].shape) for number in (1, 2, 3)]
     for number, shape in enumerate(shapes, 1):
         for dim in sorted(call[f"expand{number}"]):
@@ -146,9 +164,10 @@ _add_product(
 
 
 def _attention(backward: bool, call: Call) -> Count:
-    """Count Q and K scaled, Q K^T, a mask, softmax 3, dropout 2, times V.  Backward dP = dO V^T, dV = P^T dO,
-    dQ = dS K, dK = dS^T Q, softmax 4, dropout 2, dQ and dK scaled; where groups of heads share keys and values, their
-    gradients added up.  query: (..., T, D); key, value: (..., S, D)."""
+    """Count Q and K scaled, Q K^T, a mask, softmax 3, dropout 2, times V.  Backward dP = dO V^T, dV
+    = P^T dO, dQ = dS K, dK = dS^T Q, softmax 4, dropout 2, dQ and dK scaled; where groups of heads
+    share keys and values, their gradients added up.  query: (..., T, D); key, value: (..., S,
+    D)."""
     query, key, value = call["query"], call["key"], call["value"]
     rows = size(query) // query.shape[-1]
     keys = rows // query.shape[-2] * key.shape[-2]  # of all heads
@@ -160,7 +179,9 @@ def _attention(backward: bool, call: Call) -> Count:
     if backward:
         others += 4 * scores + keys * features - size(key) - size(value)
         return products(2 * scores * features, others)
-    is_masked = call["attn_mask"] is not None or call["attn_bias"] is not None or bool(call["is_causal"])
+    is_masked = (
+        call["attn_mask"] is not None or call["attn_bias"] is not None or bool(call["is_causal"])
+    )
     return products(scores * features, others + scores * (3 + is_masked))
 
 
@@ -171,17 +192,21 @@ for _kind in _FUSED.split():
 
 
 def _flexible(backward: bool, call: Call) -> Count:
-    """Count flex_attention, whose arguments have no names: all scores, whatever its mask, and no score_mod."""
-    return _attention(backward, replace(call, arguments=dict(zip(("query", "key", "value"), call.args))))
+    """Count flex_attention, whose arguments have no names: all scores, whatever its mask, and no
+    score_mod."""
+    return _attention(
+        backward, replace(call, arguments=dict(zip(("query", "key", "value"), call.args)))
+    )
 
 
 add("higher_order::flex_attention", partial(_flexible, False))
 add("higher_order::flex_attention_backward", partial(_flexible, True))
 
-#: Operations per hidden unit and step beside products and biases, and of their gradient.  A gate is the sum of both
-#: products and its function: LSTM f c + i g, tanh(c), times o; GRU n = tanh(x + r h), h = (h - n) z + n.  Backward of
-#: an LSTM: dc 5, gates 3, dc of the step before 1, sigmoid 9, tanh 3, the sum with the next step's gradients 2.
-#: cuDNN and oneDNN number the cells in this order: two RNNs, LSTM, GRU.
+#: Operations per hidden unit and step beside products and biases, and of their gradient.  A gate is
+#: the sum of both products and its function: LSTM f c + i g, tanh(c), times o; GRU n = tanh(x + r
+#: h), h = (h - n) z + n.  Backward of an LSTM: dc 5, gates 3, dc of the step before 1, sigmoid 9,
+#: tanh 3, the sum with the next step's gradients 2. cuDNN and oneDNN number the cells in this
+#: order: two RNNs, LSTM, GRU.
 _CELLS = ((2, 4), (2, 4), (4 * 2 + 5, 23), (2 * 2 + 3 + 3, 18))
 
 
@@ -190,7 +215,7 @@ def _steps(call: Call) -> int:
     return call["input"].numel() // call["input"].shape[-1]
 
 
-def _sizes(weights: Sequence[Any]) -> Tuple[int, int]:
+def _sizes(weights: Sequence[Any]) -> tuple[int, int]:
     """Return how many numbers are in the matrices and in the biases of recurrent layers."""
     matrices = sum(size(weight) for weight in weights if weight.dim() == 2)
     biases = sum(size(weight) for weight in weights if weight.dim() == 1)
@@ -204,19 +229,22 @@ def _mkldnn_layer(call: Call) -> Count:
     return products(_steps(call) * matrices, _steps(call) * others)
 
 
-def _asked_for(call: Call, *names: str) -> List[bool]:
-    """Return whether the gradient of each of these arguments is asked for; of all, where no argument tells."""
+def _asked_for(call: Call, *names: str) -> list[bool]:
+    """Return whether the gradient of each of these arguments is asked for; of all, where no
+    argument tells."""
     asked = [getattr(call[name], "requires_grad", False) for name in names]
     any_asked = any(asked) or any(getattr(value, "requires_grad", False) for value in call.args)
     return asked if any_asked else [True] * len(names)
 
 
 def _mkldnn_layer_backward(call: Call) -> Count:
-    """Count twice the forward's products, without the gradients that are not asked for, of the input and the first
-    state."""
+    """Count twice the forward's products, without the gradients that are not asked for, of the
+    input and the first state."""
     steps = _steps(call)
     sequences = call["hx_"].numel() // call["hx_"].shape[-1]
-    to_input, to_state, to_weight, to_recurrent = _asked_for(call, "input", "hx_", "weight1", "weight2")
+    to_input, to_state, to_weight, to_recurrent = _asked_for(
+        call, "input", "hx_", "weight1", "weight2"
+    )
     state_steps = steps if to_state else steps - sequences
     macs = steps * size(call["weight1"]) * (to_input + to_weight)
     macs += size(call["weight2"]) * (state_steps + steps * to_recurrent)

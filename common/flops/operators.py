@@ -1,5 +1,5 @@
-"""Rules of what is no product of torch: elementwise, reductions, norms, windows, losses, Fourier transforms, and the
-kernels of transducer losses.
+"""Rules of what is no product of torch: elementwise, reductions, norms, windows, losses, Fourier
+transforms, and the kernels of transducer losses.
 
 What computes each element by itself and is not here counts by the general rules.
 """
@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 import sys
-from typing import Any, Callable, List, Sequence, Tuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from rnnt_bench.flops.rules import (
     Call,
@@ -48,7 +49,8 @@ def _magnitude(whole: int) -> Callable[[Call], int]:
 
 
 def _multiplied(whole: int) -> Callable[[Call], int]:
-    """Return a rule that counts `whole` for each product of complex numbers, 2 where one of both is real."""
+    """Return a rule that counts `whole` for each product of complex numbers, 2 where one of both is
+    real."""
 
     def count(call: Call) -> int:
         both = is_complex(call["self"]) and is_complex(call["other"])
@@ -58,8 +60,8 @@ def _multiplied(whole: int) -> Callable[[Call], int]:
 
 
 def _scaled_product(call: Call) -> int:
-    """Count 2 for each product or quotient that is added, 3 with a factor, of which lists of tensors may have one
-    each."""
+    """Count 2 for each product or quotient that is added, 3 with a factor, of which lists of
+    tensors may have one each."""
     factor = call["scalars"] if call["value"] is None else call["value"]
     return (2 if factor in (None, 1) else 3) * output(call)
 
@@ -118,7 +120,8 @@ def _norm(call: Call) -> int:
 
 
 def _bags(call: Call, summed: int, highest: int) -> int:
-    """Count the rows that are looked up: added up, weighted, and divided where the mode (sum, mean, max) is the mean.
+    """Count the rows that are looked up: added up, weighted, and divided where the mode (sum, mean,
+    max) is the mean.
     summed: operations of a bag's sum beside 1 for each row; highest: of a maximum."""
     bags = call.out[0] if call["grad"] is None else call["grad"]
     values = call["indices"].numel() * bags.shape[-1]
@@ -138,8 +141,8 @@ def _along(call: Call) -> int:
 
 
 def _normalised_backward(call: Call) -> int:
-    """Count the input normalised anew 2, sums of g and g x 3, the input's gradient 4; with weights g w 1, their
-    gradient 2, the bias's 1.  Gradients that are not asked for are left out."""
+    """Count the input normalised anew 2, sums of g and g x 3, the input's gradient 4; with weights
+    g w 1, their gradient 2, the bias's 1.  Gradients that are not asked for are left out."""
     weighted = call["weight"] is not None
     to_input, to_weight, to_bias = call["output_mask"] or (True, True, True)
     per_element = (2 if to_input or to_weight else 0) + (7 + weighted) * to_input
@@ -174,8 +177,8 @@ add(
     "_embedding_bag_per_sample_weights_backward",
     lambda call: call["indices"].numel() * (2 * call["grad"].shape[-1] - 1),
 )
-# A distance takes of each pair and coordinate a difference, its power and a sum; backward these times the upstream
-# gradient over the power.
+# A distance takes of each pair and coordinate a difference, its power and a sum; backward these
+# times the upstream gradient over the power.
 add("_cdist_forward", lambda call: output(call) * call["x1"].shape[-1], 3)
 add("_pdist_forward", lambda call: output(call) * call["self"].shape[-1], 3)
 add("_cdist_backward", lambda call: size(call["cdist"]) * (3 * call["x1"].shape[-1] + 1))
@@ -252,12 +255,14 @@ add(
     2,
 )
 
-# -- losses and Fourier transforms -----------------------------------------------------------------------------------
+# -- losses and Fourier transforms ------------------------------------------------------------------
 
 
 def _loss(per_element: int) -> Callable[[Call], int]:
     """Return a rule that counts `per_element` for each number of the input, and their reduction."""
-    return lambda call: per_element * elements(call["self"]) + _reduced(call, elements(call["self"]))
+    return lambda call: (
+        per_element * elements(call["self"]) + _reduced(call, elements(call["self"]))
+    )
 
 
 def _target_loss(call: Call) -> int:
@@ -267,14 +272,15 @@ def _target_loss(call: Call) -> int:
 
 
 def _reduced(call: Call, count: int) -> int:
-    """Count the operations that reduce `count` numbers as the argument `reduction` says: none, mean or sum."""
+    """Count the operations that reduce `count` numbers as the argument `reduction` says: none, mean
+    or sum."""
     return (0, count, max(count - 1, 0))[call["reduction"]]
 
 
 def _ctc(last: int, state: int, symbol: int) -> Callable[[Call], int]:
-    """Return a rule that counts alpha or beta: blanks have 2 states before them, labels 3; a sum of two in the log
-    domain is 4; equal neighbours and corners count as the others do.  And `last`, and for each frame so many per state
-    and per symbol."""
+    """Return a rule that counts alpha or beta: blanks have 2 states before them, labels 3; a sum of
+    two in the log domain is 4; equal neighbours and corners count as the others do.  And `last`,
+    and for each frame so many per state and per symbol."""
 
     def count(call: Call) -> int:
         V = call["log_probs"].shape[-1]
@@ -289,13 +295,14 @@ def _ctc(last: int, state: int, symbol: int) -> Callable[[Call], int]:
 
 #: Alpha, and the sum of its last two states.
 _CTC = _ctc(5, 0, 0)
-#: Beta; alpha + beta added to its symbol, 5 per state; 6 per symbol: two exponentials, their arguments 2, their
-#: difference, times the upstream gradient.
+#: Beta; alpha + beta added to its symbol, 5 per state; 6 per symbol: two exponentials, their
+#: arguments 2, their difference, times the upstream gradient.
 _CTC_GRADIENT = _ctc(0, 5, 6)
 
 
 def _fourier(call: Call) -> int:
-    """Count as is usual for the radix-2 algorithm, for every n; an output more where it is normalised."""
+    """Count as is usual for the radix-2 algorithm, for every n; an output more where it is
+    normalised."""
     source = call.out if "c2r" in call.name else call["self"]
     lengths = math.prod(source.shape[dim] for dim in call["dim"])
     total = (5 if "c2c" in call.name else 2.5) * source.numel() * math.log2(max(lengths, 1))
@@ -313,23 +320,25 @@ add(
 )
 add("_ctc_loss", _CTC)
 add("_ctc_loss_backward", _CTC_GRADIENT)
-add("_cudnn_ctc_loss", lambda call: _CTC(call) + _CTC_GRADIENT(call))  # its forward computes the gradient
+# its forward computes the gradient
+add("_cudnn_ctc_loss", lambda call: _CTC(call) + _CTC_GRADIENT(call))
 add("_fft_c2c _fft_r2c _fft_c2r", _fourier)
 
-# -- transducer losses: kernels that are no operators of torch --------------------------------------------------------
-# Logits are (N, T, U + 1, V).  Each utterance's own lattice is counted; none of these losses runs on the meta device,
-# which has no lengths to read.  The counts follow the packages' CPU sources; the sum of two probabilities in the log
-# domain is 4 (subtract, exp, log1p, add).
+# -- transducer losses: kernels that are no operators of torch --------------------------------------
+# Logits are (N, T, U + 1, V).  Each utterance's own lattice is counted; none of these losses runs
+# on the meta device, which has no lengths to read.  The counts follow the packages' CPU sources;
+# the sum of two probabilities in the log domain is 4 (subtract, exp, log1p, add).
 
-Shapes = Sequence[Tuple[int, int]]
+Shapes = Sequence[tuple[int, int]]
 
 
-def _shapes(T_lengths: Any, U_lengths: Any) -> List[Tuple[int, int]]:
+def _shapes(T_lengths: Any, U_lengths: Any) -> list[tuple[int, int]]:
     return list(zip(T_lengths.tolist(), U_lengths.tolist()))
 
 
 def _lattice(T: int, U: int) -> int:
-    """Count forward (or backward) variables: two sums and their sum in the log domain within, one sum on both edges."""
+    """Count forward (or backward) variables: two sums and their sum in the log domain within, one
+    sum on both edges."""
     return 6 * (T - 1) * U + (T - 1) + U
 
 
@@ -349,13 +358,14 @@ def _log_probs(shapes: Shapes) -> int:
 
 
 def _merged_gradient(shapes: Shapes, V: int) -> int:
-    """Count the gradient through the softmax: 2 per cell; 3 per element (add, add, exp) and per blank or target."""
+    """Count the gradient through the softmax: 2 per cell; 3 per element (add, add, exp) and per
+    blank or target."""
     return sum((2 + 3 * V) * T * (U + 1) + 3 * _marked(T, U) + 2 for T, U in shapes)
 
 
 def _torchaudio(call: Call) -> int:
-    """Count a forward, which computes the gradient, asked or not; without fused_log_softmax there are no
-    denominators."""
+    """Count a forward, which computes the gradient, asked or not; without fused_log_softmax there
+    are no denominators."""
     logits = call["logits"]
     V = logits.shape[-1]
     shapes = _shapes(call["logit_lengths"], call["target_lengths"])
@@ -366,7 +376,8 @@ def _torchaudio(call: Call) -> int:
 
 
 def _optimized_transducer(call: Call) -> int:
-    """Count all but the denominators, which torch's logsumexp computes; one symbol a frame has T - U frames."""
+    """Count all but the denominators, which torch's logsumexp computes; one symbol a frame has T -
+    U frames."""
     V = call["logits"].shape[-1]
     from_log_probs = call["from_log_softmax"]
     shapes = _shapes(call["logit_lengths"], call["target_lengths"])
@@ -382,7 +393,8 @@ def _optimized_transducer(call: Call) -> int:
 
 
 def _mutual_information(call: Call) -> int:
-    """Count the recursion and its derivative, within the boundary; all else is torch's operators."""
+    """Count the recursion and its derivative, within the boundary; all else is torch's
+    operators."""
     px, py = call["px"], call["py"]
     N, U, _ = px.shape
     T = py.shape[2]
@@ -405,8 +417,9 @@ def _fused(call: Call) -> Any:
     return package.Call.of([call[name] for name in package.TENSORS], call["options"])
 
 
-def _arcs_of_rows(fused: Any) -> List[Tuple[int, int, int]]:
-    """Return (cells, arcs between them, those of labels) of each row of the call; of a window, within it."""
+def _arcs_of_rows(fused: Any) -> list[tuple[int, int, int]]:
+    """Return (cells, arcs between them, those of labels) of each row of the call; of a window,
+    within it."""
     if fused.window is None:
         shapes = _shapes(fused.frames, fused.U_lengths)
         return [(T * (U + 1), _marked(T, U), T * U) for T, U in shapes]
@@ -417,15 +430,17 @@ def _arcs_of_rows(fused: Any) -> List[Tuple[int, int, int]]:
 
 
 def _fused_losses(call: Call) -> Count:
-    """Count joiner and loss in one, of the cells of the utterances alone; of peaky logits the C++ code computes fewer.
-    Per cell 2 H (sum and activation) and 2 V (denominator); an arc is 5, and 2 more for the gradient."""
+    """Count joiner and loss in one, of the cells of the utterances alone; of peaky logits the C++
+    code computes fewer. Per cell 2 H (sum and activation) and 2 V (denominator); an arc is 5, and 2
+    more for the gradient."""
     fused = _fused(call)
     V, H = fused.V, fused.H
     rows = _arcs_of_rows(fused)
     cells = sum(cells for cells, _, _ in rows)
     labels = sum(labels for _, _, labels in rows)
     per_arc = 7 if call["gradient"] else 5
-    if fused.topology in ("regular", "hat"):  # the first arc to a cell needs no sum in the log domain
+    # the first arc to a cell needs no sum in the log domain
+    if fused.topology in ("regular", "hat"):
         walked = sum(per_arc * arcs - 4 * (cells - 1) for cells, arcs, _ in rows if cells)
     else:
         durations = len(fused.durations)  # durations of 0 count as others
@@ -435,9 +450,9 @@ def _fused_losses(call: Call) -> Count:
 
 
 def _fused_gradients(call: Call) -> Count:
-    """Count what leaves out cells whose posterior is negligible, and computes the logits of the others again where
-    forward did not keep them.  Per cell 2 H (sum and activation), 4 V (softmax and gradient), V for the bias, 4 H to
-    the outputs."""
+    """Count what leaves out cells whose posterior is negligible, and computes the logits of the
+    others again where forward did not keep them.  Per cell 2 H (sum and activation), 4 V (softmax
+    and gradient), V for the bias, 4 H to the outputs."""
     fused = _fused(call)
     V, H = fused.V, fused.H
     # other durations than those of multi-blank are no symbols

@@ -1,18 +1,20 @@
-"""What an operator of torch's dispatcher counts, or a custom autograd function: rules by name, and general ones.
+"""What an operator of torch's dispatcher counts, or a custom autograd function: rules by name, and
+general ones.
 
-One multiply-accumulate is one MAC and two FLOPs.  MACs are those of matrix products, convolutions and recursive
-filters; every other arithmetic is FLOPs alone, one per function of a number whatever it costs.  Integers and booleans
-count nothing, but in matrix products.  Rules are keyed by qualified names ("aten::addmm"), so that one can exist before
-the library that defines the operator is imported; `add_` counts as `add`.  The tables are in operators.py and
-matrices.py.
+One multiply-accumulate is one MAC and two FLOPs.  MACs are those of matrix products, convolutions
+and recursive filters; every other arithmetic is FLOPs alone, one per function of a number whatever
+it costs.  Integers and booleans count nothing, but in matrix products.  Rules are keyed by
+qualified names ("aten::addmm"), so that one can exist before the library that defines the operator
+is imported; `add_` counts as `add`.  The tables are in operators.py and matrices.py.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,8 +31,9 @@ def products(macs: int, others: int = 0) -> Count:
 
 @dataclass
 class Call:
-    """Hold one call of an operator, or of the `forward` of a custom autograd function: `call["weight"]` is the argument
-    of that name, given or default, None where there is none; out: what an operator returned."""
+    """Hold one call of an operator, or of the `forward` of a custom autograd function:
+    `call["weight"]` is the argument of that name, given or default, None where there is none; out:
+    what an operator returned."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -43,17 +46,18 @@ class Call:
 
 
 #: Counts a call; a bare int is FLOPs.  None: all the work is operators of torch, which are counted.
-Rule = Optional[Callable[[Call], Union[Count, int]]]
+Rule = Callable[[Call], Count | int] | None
 try:
     from torch.utils.flop_counter import flop_registry as _FORMULAS
 except ImportError:  # before torch 2.1
     _FORMULAS = {}
 #: Every rule by the name of its operator.
-RULES: Dict[str, Rule] = {}
+RULES: dict[str, Rule] = {}
 
 
 def add(operators: str, rule: Rule, factor: int = 1) -> None:
-    """Add a rule for names parted by spaces: a bare one is aten's, one with dots a custom function's.
+    """Add a rule for names parted by spaces: a bare one is aten's, one with dots a custom
+    function's.
 
     factor: FLOPs for each of what the rule counts, which is no Count then."""
 
@@ -68,10 +72,12 @@ def add(operators: str, rule: Rule, factor: int = 1) -> None:
 
 
 def register(operator: Any, count: Rule) -> None:
-    """Count `operator` with `count`, in the place of any rule that is there: torch.ops.mylib.scale or "mylib::scale",
-    or a torch.autograd.Function or its name such as "mylib.loss.Loss", whose kernels the dispatcher does not see.
+    """Count `operator` with `count`, in the place of any rule that is there: torch.ops.mylib.scale
+    or "mylib::scale", or a torch.autograd.Function or its name such as "mylib.loss.Loss", whose
+    kernels the dispatcher does not see.
 
-    count: takes a Call and returns a Count, or FLOPs as an int; None: a function of torch's operators alone.
+    count: takes a Call and returns a Count, or FLOPs as an int; None: a function of torch's
+    operators alone.
     """
     if isinstance(operator, type):
         operator = f"{operator.__module__}.{operator.__qualname__}"
@@ -80,9 +86,10 @@ def register(operator: Any, count: Rule) -> None:
 
 
 @cache
-def schema_of(operator: Any) -> Tuple[Sequence[str], Dict[str, Any]]:
+def schema_of(operator: Any) -> tuple[Sequence[str], dict[str, Any]]:
     """Return the names of the positional arguments of an operator, and all defaults."""
-    arguments = getattr(getattr(operator, "_schema", None), "arguments", ())  # a higher-order operator has none
+    # a higher-order operator has none
+    arguments = getattr(getattr(operator, "_schema", None), "arguments", ())
     positional = [argument.name for argument in arguments if not argument.kwarg_only]
     return positional, {argument.name: argument.default_value for argument in arguments}
 
@@ -94,8 +101,8 @@ def name_of(operator: Any) -> str:
 
 
 def find(operator: Any) -> Rule:
-    """Return the rule of an OpOverload: its own, that of the operator it is a form of (`add_` of `add`), a general one,
-    that of the products that torch's own counter counts, or None."""
+    """Return the rule of an OpOverload: its own, that of the operator it is a form of (`add_` of
+    `add`), a general one, that of the products that torch's own counter counts, or None."""
     name = name_of(operator)
     out_of_place = name.removesuffix("_")
     rule = RULES.get(name) or RULES.get(out_of_place) or _general(operator, out_of_place)
@@ -108,12 +115,15 @@ def find(operator: Any) -> Rule:
 def composite(operator: Any) -> bool:
     """Return whether the operator is defined by others, which are counted instead of it."""
     try:
-        return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
+        return torch._C._dispatch_has_kernel_for_dispatch_key(
+            operator.name(), "CompositeImplicitAutograd"
+        )
     except (AttributeError, RuntimeError):
         return False
 
 
-# -- operators without a rule of their own, from what torch tells of each: its schema, its tags and its name -----------
+# -- operators without a rule of their own, from what torch tells of each: its schema, its tags and
+# its name
 
 #: These match the names of families of operators that make, copy or choose.
 _MOVES = re.compile(
@@ -141,20 +151,22 @@ def _tensors(values: Any) -> int:
     return sum("Tensor" in str(value.type) for value in values)
 
 
-def _aliases(values: Any) -> List[Any]:
+def _aliases(values: Any) -> list[Any]:
     """Return how arguments or results in a schema share memory, of those that do."""
     return [value.alias_info for value in values if value.alias_info is not None]
 
 
 @cache
 def _general(operator: Any, name: str) -> Rule:
-    """Return the rule that follows from what torch tells of an operator, None where nothing does: silence would take a
-    product for nothing."""
+    """Return the rule that follows from what torch tells of an operator, None where nothing does:
+    silence would take a product for nothing."""
     schema = getattr(operator, "_schema", None)
     if schema is None:  # a higher-order operator
         return None
     aliases = _aliases(schema.returns)
-    if any(not alias.is_write for alias in aliases) or _tagged(operator, "inplace_view", "view_copy"):
+    if any(not alias.is_write for alias in aliases) or _tagged(
+        operator, "inplace_view", "view_copy"
+    ):
         return nothing  # a view, or the copy of one
     if name.startswith(_FOREACH):  # optimizers call these
         by_lists = _of_lists(name.removeprefix(_FOREACH))
@@ -181,7 +193,8 @@ def _general(operator: Any, name: str) -> Rule:
 
 
 def _tagged(operator: Any, *tags: str) -> bool:
-    """Return whether torch gives the operator one of these tags, of which an older torch has fewer."""
+    """Return whether torch gives the operator one of these tags, of which an older torch has
+    fewer."""
     return any(getattr(torch.Tag, tag, None) in operator.tags for tag in tags)
 
 
@@ -194,7 +207,7 @@ def _of_lists(name: str) -> Rule:
     if rule is None:
         return None
 
-    def of_lists(call: Call) -> Union[Count, int]:
+    def of_lists(call: Call) -> Count | int:
         if call.out is None:  # in place, nothing is returned
             call.out = call["self"]
         return rule(call)
@@ -203,8 +216,8 @@ def _of_lists(name: str) -> Rule:
 
 
 def size(tensor: Any) -> int:
-    """Return the number of elements of a tensor or of a list of tensors; 0 for None.  Raises TypeError for a sparse or
-    nested tensor, whose operator is then not counted."""
+    """Return the number of elements of a tensor or of a list of tensors; 0 for None.  Raises
+    TypeError for a sparse or nested tensor, whose operator is then not counted."""
     if isinstance(tensor, torch.Tensor):
         if tensor.layout not in (torch.strided, torch._mkldnn) or tensor.is_nested:  # type: ignore[attr-defined]
             raise TypeError("a sparse or nested tensor")
@@ -213,7 +226,8 @@ def size(tensor: Any) -> int:
 
 
 def elements(tensor: Any, complex_factor: int = 2) -> int:
-    """Return the number of floating-point elements, complex ones times `complex_factor`; integers count 0."""
+    """Return the number of floating-point elements, complex ones times `complex_factor`; integers
+    count 0."""
     if isinstance(tensor, (list, tuple)):
         return sum(elements(part, complex_factor) for part in tensor)
     if is_complex(tensor):
@@ -222,7 +236,9 @@ def elements(tensor: Any, complex_factor: int = 2) -> int:
 
 
 def is_complex(operand: Any) -> bool:
-    return operand.is_complex() if isinstance(operand, torch.Tensor) else isinstance(operand, complex)
+    return (
+        operand.is_complex() if isinstance(operand, torch.Tensor) else isinstance(operand, complex)
+    )
 
 
 def output(call: Call) -> int:

@@ -1,15 +1,16 @@
 """Time one step and its named stages (joiner, loss, backward, ...), on the CPU or with CUDA events.
 
-A stage marked by ``with stage("joiner"):`` does nothing until a pass installs an observer: the timing pass measures its
-time, the trace pass labels it in the trace.
+A stage marked by ``with stage("joiner"):`` does nothing until a pass installs an observer: the
+timing pass measures its time, the trace pass labels it in the trace.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Protocol, Tuple
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Protocol
 
 import torch
 
@@ -19,8 +20,8 @@ from rnnt_bench.instruments.device import cache_bytes
 now = time.perf_counter_ns
 #: Bytes; larger than any L2 cache, for a torch that does not report its size.
 LARGE_L2 = 256 * 2**20
-Observer = Callable[[str], ContextManager]
-_observer: Optional[Observer] = None
+Observer = Callable[[str], AbstractContextManager]
+_observer: Observer | None = None
 
 
 class Step(Protocol):
@@ -30,7 +31,7 @@ class Step(Protocol):
         """Run forward, then call `after_forward`, then run backward."""
 
 
-def stage(name: str) -> ContextManager:
+def stage(name: str) -> AbstractContextManager:
     """Mark the block as the stage `name` of the step."""
     return nullcontext() if _observer is None else _observer(name)
 
@@ -46,7 +47,8 @@ def observed_by(observer: Observer) -> Iterator[None]:
 
 
 class Clock:
-    """Sets marks in time that are compared after the work is done: perf_counter_ns on the CPU, events on CUDA.
+    """Sets marks in time that are compared after the work is done: perf_counter_ns on the CPU,
+    events on CUDA.
 
     With `cold`, writing over `over` empties the L2 cache of a GPU before a sample.
     """
@@ -54,11 +56,14 @@ class Clock:
     def __init__(self, device: torch.device, cold: bool = False):
         self.cuda = device.type == "cuda"
         self.device = device
-        self.over: Optional[torch.Tensor] = None
+        self.over: torch.Tensor | None = None
         if cold and self.cuda:
-            self.over = torch.empty(2 * (cache_bytes(device) or LARGE_L2), dtype=torch.uint8, device=device)
+            self.over = torch.empty(
+                2 * (cache_bytes(device) or LARGE_L2), dtype=torch.uint8, device=device
+            )
         gc.collect()
-        gc.freeze()  # loaded objects stay alive, so the collection before each sample need not scan them
+        # loaded objects stay alive, so the collection before each sample need not scan them
+        gc.freeze()
 
     def synchronize(self) -> None:
         if self.cuda:
@@ -76,14 +81,17 @@ class Clock:
         return round(begin.elapsed_time(end) * 1e6) if self.cuda else end - begin
 
 
-def time_step(step: Step, clock: Clock, read: Callable[[Any], Any] = lambda answer: None) -> Tuple[Dict[str, Any], Any]:
-    """Return (the times of a step as fields of a ``sample`` record, what `read` makes of its answer).
+def time_step(
+    step: Step, clock: Clock, read: Callable[[Any], Any] = lambda answer: None
+) -> tuple[dict[str, Any], Any]:
+    """Return (the times of a step as fields of a ``sample`` record, what `read` makes of its
+    answer).
 
-    Python collects its garbage before the step, not within.  `read` is called before the clock ends, so that work which
-    is put off until then is timed.  On CUDA the host runs ahead of the device, so the wall time of forward is None; use
-    its event time.
+    Python collects its garbage before the step, not within.  `read` is called before the clock
+    ends, so that work which is put off until then is timed.  On CUDA the host runs ahead of the
+    device, so the wall time of forward is None; use its event time.
     """
-    spans: List[Any] = []
+    spans: list[Any] = []
 
     @contextmanager
     def observer(name: str) -> Iterator[None]:
@@ -101,14 +109,14 @@ def time_step(step: Step, clock: Clock, read: Callable[[Any], Any] = lambda answ
         clock.synchronize()
         wall_begin = now()
         begin = clock.mark()
-        marks: List[Any] = []
+        marks: list[Any] = []
         answer = step.run(after_forward=lambda: marks.append(clock.mark()))
         end = clock.mark()
         value = read(answer)
         clock.synchronize()
         wall = now() - wall_begin
     forward = clock.between(begin, marks[-1])
-    stages: Dict[str, int] = {}
+    stages: dict[str, int] = {}
     for name, stage_begin, stage_end in spans:
         stages[name] = stages.get(name, 0) + clock.between(stage_begin, stage_end)
     fields = dict(

@@ -6,7 +6,7 @@ import os
 import platform
 import resource
 import sys
-from typing import Any, Dict, Optional
+from typing import Any
 
 from rnnt_bench.core.called import or_set_up
 from rnnt_bench.core.errors import NotRunnable
@@ -22,11 +22,13 @@ def set_up_torch(settings: Settings) -> Any:
     """
     torch = import_torch(f"; {or_set_up('install torch')}")
     device = torch.device(settings.device)
-    flushed = settings.denormals == "flush" and torch.set_flush_denormal(True)  # before the first parallel region
+    # before the first parallel region
+    flushed = settings.denormals == "flush" and torch.set_flush_denormal(True)
     if settings.denormals == "flush" and not flushed and device.type == "cpu":
         raise NotRunnable("unsupported", "this CPU cannot flush denormals: use --denormals keep")
     torch.set_num_threads(settings.threads or machine.cpu_count())
-    # also to False: TORCH_ALLOW_TF32_CUBLAS_OVERRIDE may have set the first, and the second is True by default
+    # also to False: TORCH_ALLOW_TF32_CUBLAS_OVERRIDE may have set the first, and the second is True
+    # by default
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     return current(device)
 
@@ -34,42 +36,53 @@ def set_up_torch(settings: Settings) -> Any:
 def import_torch(advice: str = "") -> Any:
     """Return the module torch.
 
-    Raises NotRunnable, with `advice` at its end, if torch cannot be imported, MemoryError if memory is short of its
-    libraries.
+    Raises NotRunnable, with `advice` at its end, if torch cannot be imported, MemoryError if memory
+    is short of its libraries.
     """
     try:
         import torch
     except (ImportError, OSError) as error:  # a library that cannot be loaded raises either
         if memory.tells_of_no_memory(str(error)):
             limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-            within = "" if limit == resource.RLIM_INFINITY else f" within ulimit -v {limit // 1024} (kB); raise it"
+            within = (
+                ""
+                if limit == resource.RLIM_INFINITY
+                else f" within ulimit -v {limit // 1024} (kB); raise it"
+            )
             raise MemoryError(f"torch does not load{within} ({error})") from error
-        raise NotRunnable("missing", f"torch does not import in {sys.executable} ({error}){advice}") from error
+        raise NotRunnable(
+            "missing", f"torch does not import in {sys.executable} ({error}){advice}"
+        ) from error
     return torch
 
 
 def current(device: Any) -> Any:
-    """Return the device with its index, a GPU as torch's current device; raise NotRunnable if torch does not see it."""
+    """Return the device with its index, a GPU as torch's current device; raise NotRunnable if torch
+    does not see it."""
     import torch
 
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)
         if not torch.cuda.is_available() or device.index >= torch.cuda.device_count():
-            raise NotRunnable("unsupported", f"torch {torch.__version__} in {sys.prefix} does not see {device}")
+            raise NotRunnable(
+                "unsupported", f"torch {torch.__version__} in {sys.prefix} does not see {device}"
+            )
         torch.cuda.set_device(device)
-        # fast_rnnt always launches on the legacy default stream: only there do its work and our events keep their order
+        # fast_rnnt always launches on the legacy default stream: only there do its work and our
+        # events keep their order
         torch.cuda.set_stream(torch.cuda.default_stream(device))
     return device
 
 
 def host_threads(device: Any) -> int:
-    """Return how many CPU threads a step keeps busy: those of torch, or one where a GPU computes."""
+    """Return how many CPU threads a step keeps busy: those of torch, or one where a GPU
+    computes."""
     import torch
 
     return 1 if device.type == "cuda" else torch.get_num_threads()
 
 
-def state() -> Dict[str, Any]:
+def state() -> dict[str, Any]:
     """Return what a loss may change of its process and times depend on, by name."""
     import torch
 
@@ -89,8 +102,9 @@ def state() -> Dict[str, Any]:
     }
 
 
-def cache_bytes(device: Any) -> Optional[int]:
-    """Return the bytes of all last-level caches of the device; None if unknown (CUDA before torch 2.5)."""
+def cache_bytes(device: Any) -> int | None:
+    """Return the bytes of all last-level caches of the device; None if unknown (CUDA before torch
+    2.5)."""
     import torch
 
     if device.type == "cpu":
@@ -98,13 +112,18 @@ def cache_bytes(device: Any) -> Optional[int]:
     return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", None)
 
 
-def facts(device: Any) -> Dict[str, Any]:
-    """Return torch and the device as they are now, as ``environment`` and ``limits`` records have them."""
+def facts(device: Any) -> dict[str, Any]:
+    """Return torch and the device as they are now, as ``environment`` and ``limits`` records have
+    them."""
     import torch
 
     result = dict(torch=str(torch.__version__), device=device.type, threads=torch.get_num_threads())
     if device.type != "cuda":
-        return {**result, "device_name": machine.describe()["cpu"], "mkl_as_intel": machine.mkl_as_intel()}
+        return {
+            **result,
+            "device_name": machine.describe()["cpu"],
+            "mkl_as_intel": machine.mkl_as_intel(),
+        }
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)  # from torch 2.5 on
     gpu = machine.gpu(None if uuid is None else str(uuid))
     return dict(
@@ -130,5 +149,7 @@ def environment(settings: Settings, device: Any) -> Environment:
         cuda=torch.version.cuda if device.type == "cuda" else None,
         denormals=settings.denormals,
         allocator=settings.allocator,
-        warnings=[f"{threads} threads share the CPUs {cpus} (affinity): times vary"] if shared else [],
+        warnings=[f"{threads} threads share the CPUs {cpus} (affinity): times vary"]
+        if shared
+        else [],
     )

@@ -1,13 +1,15 @@
-"""Measure the memory of one step, its peaks above what was in use before, and enforce a limit on it.
+"""Measure the memory of one step, its peaks above what was in use before, and enforce a limit on
+it.
 
 A limit counts from what the process holds once everything is loaded.
 
-CPU: sets RLIMIT_AS to the limit plus the address space of the loaded process; beyond it every malloc and mmap fails.
-Address space is never less than memory: reserved memory counts before it is used.  A cgroup's memory.max would count
-pages, but few users may set it, and it ends the process with SIGKILL.
+CPU: sets RLIMIT_AS to the limit plus the address space of the loaded process; beyond it every
+malloc and mmap fails. Address space is never less than memory: reserved memory counts before it is
+used.  A cgroup's memory.max would count pages, but few users may set it, and it ends the process
+with SIGKILL.
 
-CUDA: one block holds all free memory of the device except the limit, so that no allocator (torch's, numba's, a
-package's own cudaMalloc) gets more.  Memory that other processes take is not controlled.
+CUDA: one block holds all free memory of the device except the limit, so that no allocator (torch's,
+numba's, a package's own cudaMalloc) gets more.  Memory that other processes take is not controlled.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from __future__ import annotations
 import gc
 import resource
 import threading
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Callable, ContextManager, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -37,15 +39,16 @@ from rnnt_bench.traces import reader, windows
 
 #: Seconds between two readings of the device's free memory, or of what children hold.
 LOOK_SECONDS = 0.001
-#: Making the inputs may take this many times the limit: for scope "loss", a joiner makes the logits.
+#: Making the inputs may take this many times the limit: for scope "loss", a joiner makes the
+#: logits.
 MAKING = 4
 
 
-def held(device: torch.device) -> Dict[str, int]:
+def held(device: torch.device) -> dict[str, int]:
     """Return how many bytes are in use now, by the counters of a ``memory`` record.
 
-    On a CPU: in blocks that malloc maps one by one, and by child processes.  Modules that are imported late have small
-    blocks, which are no memory of a step.
+    On a CPU: in blocks that malloc maps one by one, and by child processes.  Modules that are
+    imported late have small blocks, which are no memory of a step.
     """
     give_back_free_memory()
     if device.type == "cuda":
@@ -62,7 +65,7 @@ def held(device: torch.device) -> Dict[str, int]:
 
 
 @contextmanager
-def watched(read: Callable[[], int]) -> Iterator[List[int]]:
+def watched(read: Callable[[], int]) -> Iterator[list[int]]:
     """Read a number before, during and after the block; yield the list of what was read."""
     readings = [read()]
     ended = threading.Event()
@@ -81,15 +84,16 @@ def watched(read: Callable[[], int]) -> Iterator[List[int]]:
         readings.append(read())
 
 
-def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True) -> Dict[str, int]:
-    """Return by how many bytes the peaks of a step exceed the level before it, as fields of a ``memory`` record.
+def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True) -> dict[str, int]:
+    """Return by how many bytes the peaks of a step exceed the level before it, as fields of a
+    ``memory`` record.
 
-    With `profiler`, the allocations of torch's CPU allocator are measured too, in a run of their own.  `fresh` makes a
-    new step for each run.
+    With `profiler`, the allocations of torch's CPU allocator are measured too, in a run of their
+    own.  `fresh` makes a new step for each run.
     """
     if device.type == "cuda":
         return cuda_peaks(fresh(), device)
-    result: Dict[str, int] = {}
+    result: dict[str, int] = {}
     step = fresh()
     give_back_free_memory()
     with watched(children_bytes) as children:
@@ -103,8 +107,11 @@ def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True
     if not profiler:
         return result
     step = fresh()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as events:
-        torch.empty(1, dtype=torch.uint8)  # and freed: the counter does not start at zero, its lowest value is the base
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as events:
+        # and freed: the counter does not start at zero, its lowest value is the base
+        torch.empty(1, dtype=torch.uint8)
         step.run()
     with scratch_folder() as folder:
         path = Path(folder) / "step.pt.trace.json"
@@ -113,11 +120,11 @@ def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True
     return {**result, "torch_allocated_bytes": max(sizes)} if sizes else result
 
 
-def cuda_peaks(step: Step, device: torch.device) -> Dict[str, int]:
+def cuda_peaks(step: Step, device: torch.device) -> dict[str, int]:
     """Return how many bytes the peaks of a step exceed the values before it.
 
-    The last is of all bytes in use on the device: no other counter than cudaMemGetInfo sees what allocators beside
-    torch's take, such as numba's or a package's own.
+    The last is of all bytes in use on the device: no other counter than cudaMemGetInfo sees what
+    allocators beside torch's take, such as numba's or a package's own.
     """
     before = held(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -125,54 +132,68 @@ def cuda_peaks(step: Step, device: torch.device) -> Dict[str, int]:
         step.run()
         torch.cuda.synchronize(device)
     return {
-        "device_allocated_bytes": torch.cuda.max_memory_allocated(device) - before["device_allocated_bytes"],
-        "device_reserved_bytes": torch.cuda.max_memory_reserved(device) - before["device_reserved_bytes"],
+        "device_allocated_bytes": torch.cuda.max_memory_allocated(device)
+        - before["device_allocated_bytes"],
+        "device_reserved_bytes": torch.cuda.max_memory_reserved(device)
+        - before["device_reserved_bytes"],
         "device_used_bytes": free[0] - min(free),
     }
 
 
 class Limit:
-    """A limit on the memory of this process; all sizes are in bytes above those of the loaded process.
+    """A limit on the memory of this process; all sizes are in bytes above those of the loaded
+    process.
 
-    If less than `wanted` is left, that is the limit, with a warning.  It is no error, since what a package, its context
-    and its kernels leave is known only once they are loaded.  where: what has no more, in words; available: what the
-    machine has.
+    If less than `wanted` is left, that is the limit, with a warning.  It is no error, since what a
+    package, its context and its kernels leave is known only once they are loaded.  where: what has
+    no more, in words; available: what the machine has.
     """
 
-    peak_bytes: Optional[int] = None  # the most that was in use in the last `within`; None if the system does not tell
+    # the most that was in use in the last `within`; None if the system does not tell
+    peak_bytes: int | None = None
 
     def __init__(self, wanted: int, left: int, where: str, available: int):
         self.bytes = min(wanted, left)
         self.available = available
         self.warnings = []
         if wanted > left:
-            self.warnings = [f"less than the memory limit is left on {where} once it is loaded: see `within`"]
+            self.warnings = [
+                f"less than the memory limit is left on {where} once it is loaded: see `within`"
+            ]
 
-    def within(self, size: int) -> ContextManager[None]:
+    def within(self, size: int) -> AbstractContextManager[None]:
         """Limit the block to `size` bytes; an allocation beyond them fails as out of memory."""
         raise NotImplementedError
 
-    def enforced(self) -> ContextManager[None]:
+    def enforced(self) -> AbstractContextManager[None]:
         """Limit the block to the limit."""
         return self.within(self.bytes)
 
-    def making(self) -> ContextManager[None]:
-        """Limit a block that makes inputs, no part of the step, to MAKING times the limit, or to what there is."""
+    def making(self) -> AbstractContextManager[None]:
+        """Limit a block that makes inputs, no part of the step, to MAKING times the limit, or to
+        what there is."""
         return self.within(max(self.bytes, min(MAKING * self.bytes, self.available)))
 
 
 class AddressSpace(Limit):
-    """Limits this process to `size` bytes of address space more than now; raises UserError without Linux's /proc."""
+    """Limits this process to `size` bytes of address space more than now; raises UserError without
+    Linux's /proc."""
 
     def __init__(self, size: int):
         give_back_free_memory()
         base = status_bytes("VmSize")
         resident = status_bytes("VmRSS")
         if base is None or resident is None:
-            raise UserError("a limit on memory needs Linux's /proc on a CPU, to read the size of a process")
+            raise UserError(
+                "a limit on memory needs Linux's /proc on a CPU, to read the size of a process"
+            )
         self.base = base
         self.resident = resident
-        self.bounds = [bound for bound in resource.getrlimit(resource.RLIMIT_AS) if bound != resource.RLIM_INFINITY]
+        self.bounds = [
+            bound
+            for bound in resource.getrlimit(resource.RLIMIT_AS)
+            if bound != resource.RLIM_INFINITY
+        ]
         left = min([size, *(max(bound - base, 0) for bound in self.bounds)])
         super().__init__(size, left, "this machine (ulimit -v)", available_memory() or size)
 
@@ -191,18 +212,21 @@ class AddressSpace(Limit):
 
 
 class Device(Limit):
-    """Limits a GPU's memory to `text` ("8GB", "50%"; None: all that is free); raises UserError if it has less."""
+    """Limits a GPU's memory to `text` ("8GB", "50%"; None: all that is free); raises UserError if
+    it has less."""
 
-    def __init__(self, text: Optional[str], device: torch.device):
+    def __init__(self, text: str | None, device: torch.device):
         self.device = device
         available, total = self._given_back()
         self.allocated = torch.cuda.memory_allocated(device)
         wanted = available if text is None else bytes_of(text, total)
         if wanted > total:
-            raise UserError(f"--memory-limit {text}: {wanted} bytes, but {device} has only {total}; use a lower limit")
+            raise UserError(
+                f"--memory-limit {text}: {wanted} bytes, but {device} has only {total}; use a lower limit"
+            )
         super().__init__(wanted, available, str(device), available)
 
-    def _given_back(self) -> Tuple[int, int]:
+    def _given_back(self) -> tuple[int, int]:
         """Return unused memory of torch to the device; return its free and all of its bytes."""
         gc.collect()
         torch.cuda.synchronize(self.device)

@@ -1,5 +1,6 @@
-"""One job, a process that measures one thing: system.processes calls ``main`` there.  Each record is written at
-once, so that it outlives a crash; the last is a ``status``, or a ``user_error`` for a mistake of the user's."""
+"""One job, a process that measures one thing: system.processes calls ``main`` there.  Each record
+is written at once, so that it outlives a crash; the last is a ``status``, or a ``user_error`` for a
+mistake of the user's."""
 
 from __future__ import annotations
 
@@ -10,13 +11,21 @@ import random
 import sys
 import time
 import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple
 
 from rnnt_bench.core import files
-from rnnt_bench.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult
+from rnnt_bench.core.errors import (
+    EXIT_OK,
+    EXIT_USAGE,
+    NotRunnable,
+    OutOfMemory,
+    UserError,
+    WrongResult,
+)
 from rnnt_bench.core.implementations import BY_UTTERANCE, FAST_MKL, find
 from rnnt_bench.core.settings import MEMORY_VARIABLES, REUSE_VARIABLES, Settings, rounds_of
 from rnnt_bench.core.text import clipped, reason_of
@@ -26,7 +35,8 @@ from rnnt_bench.system.memory import is_out_of_memory
 from rnnt_bench.system.processes import write_record
 from rnnt_bench.traces.reader import TraceError
 
-#: Name of a subject -> the module whose ``run(job)`` yields its records; `job` is as Runnable.to_json makes it.
+#: Name of a subject -> the module whose ``run(job)`` yields its records; `job` is as
+#: Runnable.to_json makes it.
 SUBJECTS = {
     "loss": "rnnt_bench.losses.subject",
     "device": "rnnt_bench.instruments.rates",
@@ -47,7 +57,8 @@ OWN_FILES = 100
 
 
 class Like(NamedTuple):
-    """Hold what jobs share that take as long.  row: an implementation, or a task; pass_name: of a task its subject."""
+    """Hold what jobs share that take as long.  row: an implementation, or a task; pass_name: of a
+    task its subject."""
 
     row: str
     pass_name: str
@@ -59,8 +70,8 @@ class Runnable:
     name: str  # as records have it
     subject: str  # a key of SUBJECTS
     like: Like
-    overrides: Tuple[Tuple[str, Any], ...]  # settings of this job alone
-    round: Optional[int] = None
+    overrides: tuple[tuple[str, Any], ...]  # settings of this job alone
+    round: int | None = None
 
     @property
     def title(self) -> str:
@@ -81,14 +92,18 @@ class Runnable:
             wall_ns=wall_ns,
         )
 
-    def described(self) -> Dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         """Return what its subject reads beside the settings."""
         raise NotImplementedError
 
-    def to_json(self, settings: Settings, folder: Path) -> Dict[str, Any]:
+    def to_json(self, settings: Settings, folder: Path) -> dict[str, Any]:
         """Return the job as its process reads it.  folder: the folder of the run, for traces."""
         names = {"job": self.name, "subject": self.subject, "folder": str(folder.resolve())}
-        return {**names, **self.described(), "settings": {**settings.to_json(), **dict(self.overrides)}}
+        return {
+            **names,
+            **self.described(),
+            "settings": {**settings.to_json(), **dict(self.overrides)},
+        }
 
 
 @dataclass(frozen=True)
@@ -103,10 +118,10 @@ class Job(Runnable):
 
     implementation: str
     pass_name: str
-    round: Optional[int] = None
-    overrides: Tuple[Tuple[str, Any], ...] = ()
+    round: int | None = None
+    overrides: tuple[tuple[str, Any], ...] = ()
     subject: str = "loss"
-    given: Tuple[Tuple[str, Any], ...] = ()
+    given: tuple[tuple[str, Any], ...] = ()
     same_as: str = ""
 
     @property
@@ -123,13 +138,15 @@ class Job(Runnable):
         return f"{self.implementation} {self.name}"
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
-        usual = VARIABLES.get(self.pass_name, REUSE_VARIABLES if settings.allocator == "reuse" else {})
+        usual = VARIABLES.get(
+            self.pass_name, REUSE_VARIABLES if settings.allocator == "reuse" else {}
+        )
         if find(self.implementation).condition != FAST_MKL:
             return usual
         preloaded = [str(libraries.mkl_as_intel()), *filter(None, [os.environ.get("LD_PRELOAD")])]
         return {**usual, "LD_PRELOAD": ":".join(preloaded)}
 
-    def described(self) -> Dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         row = find(self.implementation)
         return {
             "pass": self.pass_name,
@@ -150,53 +167,57 @@ class Task(Runnable):
         given: what its subject reads beside the settings
         python: its interpreter, where it is not the run's
         environment: its variables
-        takes, leaves: names of files in the folder of the run, that it reads of the task before it, and writes for the
-            one after it
+        takes, leaves: names of files in the folder of the run, that it reads of the task before it,
+            and writes for the one after it
     """
 
     name: str
     subject: str
     given: Mapping[str, Any]
-    overrides: Tuple[Tuple[str, Any], ...] = ()
-    python: Optional[Path] = None
+    overrides: tuple[tuple[str, Any], ...] = ()
+    python: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    takes: Optional[str] = None
-    leaves: Optional[str] = None
+    takes: str | None = None
+    leaves: str | None = None
 
     @property
     def like(self) -> Like:  # type: ignore[override]
         return Like(self.name, self.subject)
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
-        """Return its own alone: with glibc's defaults times are as a user has them, and the heap hides no peak."""
+        """Return its own alone: with glibc's defaults times are as a user has them, and the heap
+        hides no peak."""
         return self.environment
 
-    def described(self) -> Dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         return {"given": dict(self.given), "takes": self.takes, "leaves": self.leaves}
 
 
-#: What differs in the jobs of a control, by its condition: the loss alone has no product of the joiner.
-OF_CONTROLS: Mapping[str, Tuple[Tuple[str, Any], ...]] = {FAST_MKL: (("scopes", ("step",)),)}
+#: What differs in the jobs of a control, by its condition: the loss alone has no product of the
+#: joiner.
+OF_CONTROLS: Mapping[str, tuple[tuple[str, Any], ...]] = {FAST_MKL: (("scopes", ("step",)),)}
 
 
-def plan(names: Sequence[str], settings: Settings, controls: Collection[str] = ()) -> List[Job]:
+def plan(names: Sequence[str], settings: Settings, controls: Collection[str] = ()) -> list[Job]:
     """Return the jobs of a run in their order; the seed shuffles the implementations of each round.
 
     controls: those of `names` that are measured for their times alone, once they are right."""
     overrides = {name: OF_CONTROLS.get(find(name).condition, ()) for name in controls}
     same_as = {name: whole for name in names if (whole := find(name).same_as) in names}
 
-    def job(name: str, pass_name: str, number: Optional[int] = None) -> Job:
+    def job(name: str, pass_name: str, number: int | None = None) -> Job:
         return Job(name, pass_name, number, overrides.get(name, ()), same_as=same_as.get(name, ""))
 
-    jobs: List[Job] = []
+    jobs: list[Job] = []
     if "correctness" in settings.passes:
         # The others first: whether they are right tells what these are asked.
         jobs += [job(name, "correctness") for name in sorted(names, key=same_as.__contains__)]
     if "timing" in settings.passes:
         shuffle = random.Random(settings.seed)
         for number in range(1, settings.rounds + 1):
-            order = [name for name in names if number <= rounds_of(find(name).kind, settings.rounds)]
+            order = [
+                name for name in names if number <= rounds_of(find(name).kind, settings.rounds)
+            ]
             shuffle.shuffle(order)
             jobs += [job(name, "timing", number) for name in order]
     others = [name for name in names if name not in controls]
@@ -208,15 +229,21 @@ def plan(names: Sequence[str], settings: Settings, controls: Collection[str] = (
 
 
 def _is_own(file: Any) -> bool:
-    """Return whether a file of code belongs neither to Python, nor to a package, nor to this suite."""
+    """Return whether a file of code belongs neither to Python, nor to a package, nor to this
+    suite."""
     suite = str(Path(__file__).parents[1])  # as it was imported: by the link, in a checkout
     foreign = (suite, str(files.BUILD), str(files.CACHE), sys.prefix, sys.base_prefix, "<")
     return isinstance(file, str) and not file.startswith(foreign) and "site-packages" not in file
 
 
-def own_code() -> Dict[str, str]:
-    """Return {file: digest} of the code that this process has imported, see `_is_own`; of the first OWN_FILES."""
-    loaded = [object.__getattribute__(module, "__dict__") for module in list(sys.modules.values()) if module]
+def own_code() -> dict[str, str]:
+    """Return {file: digest} of the code that this process has imported, see `_is_own`; of the first
+    OWN_FILES."""
+    loaded = [
+        object.__getattribute__(module, "__dict__")
+        for module in list(sys.modules.values())
+        if module
+    ]
     own = [names["__file__"] for names in loaded if _is_own(names.get("__file__"))]
     digests = {}
     for file in own[:OWN_FILES]:
@@ -226,9 +253,14 @@ def own_code() -> Dict[str, str]:
 
 
 def own_line(error: BaseException) -> str:
-    """Return " (flash.py, line 23, in loss)": the last line that was run of the user's own; "" where there is none."""
+    """Return " (flash.py, line 23, in loss)": the last line that was run of the user's own; ""
+    where there is none."""
     mine = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
-    return f" ({Path(mine[-1].filename).name}, line {mine[-1].lineno}, in {mine[-1].name})" if mine else ""
+    return (
+        f" ({Path(mine[-1].filename).name}, line {mine[-1].lineno}, in {mine[-1].name})"
+        if mine
+        else ""
+    )
 
 
 def status_of(error: BaseException) -> str:
@@ -238,9 +270,9 @@ def status_of(error: BaseException) -> str:
     return "unsupported" if "no kernel image is available" in str(error) else "error"
 
 
-def run(job: Mapping[str, Any], write: Callable[[JobLine], None]) -> Tuple[str, str]:
-    """Write the records of a job; return its status and the reason.  Raises UserError, but not what a loss or a model
-    raises under that name."""
+def run(job: Mapping[str, Any], write: Callable[[JobLine], None]) -> tuple[str, str]:
+    """Write the records of a job; return its status and the reason.  Raises UserError, but not what
+    a loss or a model raises under that name."""
     try:
         for record in importlib.import_module(SUBJECTS[job["subject"]]).run(job):
             write(record)
@@ -265,7 +297,8 @@ def run(job: Mapping[str, Any], write: Callable[[JobLine], None]) -> Tuple[str, 
 def main(path: str) -> int:
     now = time.perf_counter_ns  # which the script of a loss may replace
     begin = now()
-    os.environ.setdefault("TRITON_CACHE_DIR", str(files.BUILD / "triton"))  # as all else that is compiled here
+    # as all else that is compiled here
+    os.environ.setdefault("TRITON_CACHE_DIR", str(files.BUILD / "triton"))
     job = json.loads(Path(path).read_text(encoding="utf-8"))
     files.scratch = Path(path).parent
     with open(job["output"], "a", encoding="utf-8") as output:
@@ -274,6 +307,11 @@ def main(path: str) -> int:
         except UserError as error:
             write_record(output, {"record": "user_error", "message": clipped(str(error))})
             return EXIT_USAGE
-        end = {"record": "status", "status": status, "reason": clipped(reason), "wall_ns": now() - begin}
+        end = {
+            "record": "status",
+            "status": status,
+            "reason": clipped(reason),
+            "wall_ns": now() - begin,
+        }
         write_record(output, {**end, "code": own_code()})  # the command adds which job it is
     return EXIT_OK

@@ -1,14 +1,16 @@
-"""The jobs of a run of losses in their order: correctness of all comes first, then every loss gets the same rounds."""
+"""The jobs of a run of losses in their order: correctness of all comes first, then every loss gets
+the same rounds."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any
 
 from rnnt_bench.core import text
 from rnnt_bench.core.errors import NotRunnable
@@ -26,36 +28,45 @@ LIMITS = Like("limits", "limits")
 LOOK_SECONDS = 2.0
 
 
-def measure(session: Session, jobs: Sequence[Job], *, limits: bool = False, wait: float = 0.0) -> None:
-    """Run those of `jobs` that are not done yet.  After a job that is not ok the later ones of its loss are skipped.
+def measure(
+    session: Session, jobs: Sequence[Job], *, limits: bool = False, wait: float = 0.0
+) -> None:
+    """Run those of `jobs` that are not done yet.  After a job that is not ok the later ones of its
+    loss are skipped.
 
-    With --budget the first FEWEST_IN_BUDGET rounds and the other passes come in any case; then as many rounds, and
-    repeats of rounds, as begin in time.  limits: measure the device's too; wait: seconds, in all, to wait for a quiet
-    machine before rounds that ran beside other load are repeated.  Raises Interrupted, and UserError."""
+    With --budget the first FEWEST_IN_BUDGET rounds and the other passes come in any case; then as
+    many rounds, and repeats of rounds, as begin in time.  limits: measure the device's too; wait:
+    seconds, in all, to wait for a quiet machine before rounds that ran beside other load are
+    repeated.  Raises Interrupted, and UserError."""
     progress = session.progress
     budget = session.settings.budget or math.inf
     pending = [job for job in jobs if session.run_of[job.implementation].needs(job.name)]
     rounds = _by_round(pending)
     with_limits = list(rounds)[::LIMITS_EVERY] if limits else []
     in_time = [number for number in rounds if number > FEWEST_IN_BUDGET and budget < math.inf]
-    coming = [(number, LIMITS) for number in with_limits] + [(job.round, job.like) for job in pending]
+    coming = [(number, LIMITS) for number in with_limits] + [
+        (job.round, job.like) for job in pending
+    ]
     progress.ends = time.monotonic() + budget
     progress.expect(
         [like for number, like in coming if number not in in_time],
         [like for number, like in coming if number in in_time],
     )
     timed = Rounds(session)
-    session.carry_out_all([job for job in pending if job.pass_name == "correctness"])  # no time without it
+    # no time without it
+    session.carry_out_all([job for job in pending if job.pass_name == "correctness"])
     for number in [number for number in rounds if number not in in_time]:
         timed.run(number, rounds[number], number in with_limits)
-    session.carry_out_all([job for job in pending if job.pass_name not in ("correctness", "timing")])
+    session.carry_out_all(
+        [job for job in pending if job.pass_name not in ("correctness", "timing")]
+    )
     for number in in_time:
         timed.run(number, rounds[number], number in with_limits)
     if wait:
         timed.repeat(list(_by_round(jobs).values()), wait)
 
 
-def _by_round(jobs: Sequence[Job]) -> Dict[int, List[Job]]:
+def _by_round(jobs: Sequence[Job]) -> dict[int, list[Job]]:
     return text.gathered((job.round or 0, job) for job in jobs if job.pass_name == "timing")
 
 
@@ -71,8 +82,8 @@ class Rounds:
     def __init__(self, session: Session):
         self.session = session
         self.no_limits = False
-        self.ms: Dict[str, Dict[Tuple[int, Any], float]] = {}
-        self.loaded: Dict[Tuple[str, int], bool] = {}
+        self.ms: dict[str, dict[tuple[int, Any], float]] = {}
+        self.loaded: dict[tuple[str, int], bool] = {}
         for name, run in session.run_of.items():  # whose samples are on disk alone
             for lines in store.latest_jobs(store.read(run.path)).values():
                 end = store.status_of(lines)
@@ -113,7 +124,8 @@ class Rounds:
             self.end_same_as(job, reason.removeprefix(f"{WRONG_RESULT}: "))
 
     def end_same_as(self, wrong: Job, words: str) -> None:
-        """End the rows of the same code as a loss that was found wrong; they may not have been asked that question."""
+        """End the rows of the same code as a loss that was found wrong; they may not have been
+        asked that question."""
         for name, run in self.session.run_of.items():
             if find(name).same_as == wrong.implementation and not run.failed:
                 reason = f"{WRONG_RESULT}: of {wrong.implementation}, the same code, {words}"
@@ -132,26 +144,38 @@ class Rounds:
         self.loaded[name, number] = any(map(store.is_loaded, by_scope.values()))
 
     def words(self) -> str:
-        """Return "exact: a 577.8, b 969.9 ms; pruned: c 59.2 ms": means over the batches that were timed, of the losses
-        that have all of them."""
-        kinds = text.gathered((self.session.run_of[name].header.kind or "exact", name) for name in self.ms)
+        """Return "exact: a 577.8, b 969.9 ms; pruned: c 59.2 ms": means over the batches that were
+        timed, of the losses that have all of them."""
+        kinds = text.gathered(
+            (self.session.run_of[name].header.kind or "exact", name) for name in self.ms
+        )
         parts = []
         for kind, names in kinds.items():
             most = max(len(self.ms[name]) for name in names)
-            means = {name: fmean(self.ms[name].values()) for name in names if len(self.ms[name]) == most > 0}
+            means = {
+                name: fmean(self.ms[name].values())
+                for name in names
+                if len(self.ms[name]) == most > 0
+            }
             if means:
                 losses = ", ".join(
-                    f"{name} {text.number(means[name])}" for name in sorted(means, key=means.__getitem__)
+                    f"{name} {text.number(means[name])}"
+                    for name in sorted(means, key=means.__getitem__)
                 )
                 parts.append(f"{kind}: {losses} ms")
         return "; ".join(parts)
 
     def measure_limits(self, number: int, jobs: Sequence[Job]) -> None:
-        """Measure what the device does at best, in the newest torch of the run and as torch is, and add the ``limits``
-        record to every run that goes on.  A failure is not fatal: it is not tried again.  Raises Interrupted."""
+        """Measure what the device does at best, in the newest torch of the run and as torch is, and
+        add the ``limits`` record to every run that goes on.  A failure is not fatal: it is not
+        tried again.  Raises Interrupted."""
         session, progress = self.session, self.session.progress
-        pythons = {name: choice.python for name, choice in session.python_of.items() if choice.python}
-        pythons = {name: python for name, python in pythons.items() if not session.run_of[name].failed}
+        pythons = {
+            name: choice.python for name, choice in session.python_of.items() if choice.python
+        }
+        pythons = {
+            name: python for name, python in pythons.items() if not session.run_of[name].failed
+        }
         wanted = pythons if jobs and not self.no_limits else {}
         usual = [name for name in wanted if find(name).condition != FAST_MKL]
         name = max(usual, key=lambda name: interpreters.torch_version(wanted[name]), default=None)
@@ -170,27 +194,36 @@ class Rounds:
         for line in limits:
             line.round = number
         for name in pythons:
-            with suppress(store.NotWritten):  # goes to disk with the next job, if there is room then
+            # goes to disk with the next job, if there is room then
+            with suppress(store.NotWritten):
                 session.run_of[name].add(limits)
         progress.done(job.name, end.status, end.reason, LIMITS)
 
     def repeat(self, rounds: Sequence[Sequence[Job]], wait: float) -> None:
-        """Repeat each round in which a loss ran beside other load, as a whole, when the machine is quiet; it replaces
-        what its losses measured before, whatever the times are.  At most len(rounds) repetitions are made in all, and
-        none begins after the budget."""
+        """Repeat each round in which a loss ran beside other load, as a whole, when the machine is
+        quiet; it replaces what its losses measured before, whatever the times are.  At most
+        len(rounds) repetitions are made in all, and none begins after the budget."""
         session, progress = self.session, self.session.progress
         left = len(rounds)
         patience = wait
         while left:
-            crowded = [jobs for jobs in rounds if any(self.loaded.get((job.like.row, job.round or 0)) for job in jobs)]
+            crowded = [
+                jobs
+                for jobs in rounds
+                if any(self.loaded.get((job.like.row, job.round or 0)) for job in jobs)
+            ]
             again = [[job for job in jobs if self._can_repeat(job)] for jobs in crowded[:left]]
             again = [jobs for jobs in again if jobs]
             if not again:
                 return
             numbers = ", ".join(str(jobs[0].round) for jobs in again)
-            beside_load = f"{'round' if len(again) == 1 else 'rounds'} {numbers} ran beside other load"
+            beside_load = (
+                f"{'round' if len(again) == 1 else 'rounds'} {numbers} ran beside other load"
+            )
             if time.monotonic() >= progress.ends:
-                progress.say(f"{beside_load}: --resume measures them again, since the time of --budget is over")
+                progress.say(
+                    f"{beside_load}: --resume measures them again, since the time of --budget is over"
+                )
                 return
             progress.say(f"{beside_load}: measured again when the machine is quiet")
             progress.expect([], [job.like for jobs in again for job in jobs])
@@ -210,20 +243,23 @@ class Rounds:
             left -= len(again)
 
     def _can_repeat(self, job: Job) -> bool:
-        return (job.implementation, job.round) in self.loaded and not self.session.run_of[job.implementation].failed
+        return (job.implementation, job.round) in self.loaded and not self.session.run_of[
+            job.implementation
+        ].failed
 
 
 def products(
     executor: Executor, name: str, python: Path, settings: Settings, folder: Path, timeout: float
-) -> List[schema.Limits]:
-    """Return ``limits`` records of matrix products alone, on one thread: as torch has them, beside the suite's own,
-    then by torch under FAST_MKL.  Fewer where there is no C compiler, or a process fails.  Raises Interrupted.
+) -> list[schema.Limits]:
+    """Return ``limits`` records of matrix products alone, on one thread: as torch has them, beside
+    the suite's own, then by torch under FAST_MKL.  Fewer where there is no C compiler, or a process
+    fails.  Raises Interrupted.
 
     name: an implementation that `python` has; folder: --log-dir."""
     library = _library(settings)
     if "library" not in dict(library):
         return []
-    limits: List[schema.Limits] = []
+    limits: list[schema.Limits] = []
     for row, options in ((name, library), (find(name).under(FAST_MKL).name, ())):
         handed = (*options, ("products_alone", True))
         job = Job(row, "limits", subject="device", overrides=(("threads", 1),), given=handed)
@@ -232,8 +268,9 @@ def products(
     return limits
 
 
-def _library(settings: Settings) -> Tuple[Tuple[str, str], ...]:
-    """Return the library by which the limits pass multiplies beside torch, or why there is none, as Job.given."""
+def _library(settings: Settings) -> tuple[tuple[str, str], ...]:
+    """Return the library by which the limits pass multiplies beside torch, or why there is none, as
+    Job.given."""
     if settings.device != "cpu" or settings.dtype not in libraries.NUMBERS:
         return ()
     try:

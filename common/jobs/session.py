@@ -1,5 +1,6 @@
-"""Carries out jobs, one after the other, by an executor, keeps what they measure, and shows how far they are.  However
-the process of a job ended, that becomes a status record, and costs only its own row."""
+"""Carries out jobs, one after the other, by an executor, keeps what they measure, and shows how far
+they are.  However the process of a job ended, that becomes a status record, and costs only its own
+row."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any
 
 from rnnt_bench.core import errors
 from rnnt_bench.core.files import ROOT
@@ -38,56 +40,70 @@ WORKER = "rnnt_bench.jobs.job"
 IMPORTS = ("torch",)
 IMPORTS_OF_A_ROUND = (
     *IMPORTS,
-    "torch.fx.experimental.symbolic_shapes",  # which the first backward of a process imports, with sympy
+    # which the first backward of a process imports, with sympy
+    "torch.fx.experimental.symbolic_shapes",
     "rnnt_bench.losses.subject",
     "rnnt_bench.losses.passes.timing",
 )
 #: tqdm's bar, without its own time left, which takes all jobs for equal.
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 
-#: The pass that comes first, and how long a job of another takes beside it, as in committed runs: so the time left is
-#: known before that pass has run.
+#: The pass that comes first, and how long a job of another takes beside it, as in committed runs:
+#: so the time left is known before that pass has run.
 FIRST = "correctness"
 SHARE_OF_FIRST = {"memory": 0.8, "trace": 0.5, "timing": 0.4, "limits": 0.4}
 
 #: Status and reason.
-Ending = Tuple[str, str]
+Ending = tuple[str, str]
 
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C or SIGTERM came while a job ran; `lines` are its records."""
 
-    def __init__(self, lines: List[Line]):
+    def __init__(self, lines: list[Line]):
         super().__init__("interrupted")
         self.lines = lines
 
 
 class Executor:
-    """Runs jobs on this machine.  shared: a folder in which jobs leave what later ones need; removed with it."""
+    """Runs jobs on this machine.  shared: a folder in which jobs leave what later ones need;
+    removed with it."""
 
-    shared: Optional[tempfile.TemporaryDirectory[str]] = None
+    shared: tempfile.TemporaryDirectory[str] | None = None
 
     def disturbance(self, settings: Settings, seconds: float = 0.0) -> str:
-        """Return how busy others keep this machine, as machine.disturbance does.  seconds: how long to look."""
+        """Return how busy others keep this machine, as machine.disturbance does.  seconds: how long
+        to look."""
         others = machine.ForeignLoad()
         time.sleep(seconds)
         on_cpu = settings.device.partition(":")[0] == "cpu"
         return machine.disturbance(others, settings.threads if on_cpu else 1)
 
-    def get_ready(self, jobs: Sequence[Job], python_of: Mapping[str, Choice], settings: Settings) -> None:
+    def get_ready(
+        self, jobs: Sequence[Job], python_of: Mapping[str, Choice], settings: Settings
+    ) -> None:
         """Start what these jobs of one round need before the first of them is timed."""
         able = [(job, python) for job in jobs if (python := python_of[job.implementation].python)]
-        wanted = dict.fromkeys((python, tuple(job.variables(settings).items())) for job, python in able)
+        wanted = dict.fromkeys(
+            (python, tuple(job.variables(settings).items())) for job, python in able
+        )
         if len(wanted) > 1:
             how = [(python, dict(variables)) for python, variables in wanted]
             start_servers(how, WORKER, ROOT, jobs[0].round, IMPORTS_OF_A_ROUND)
 
     def execute(
-        self, job: Runnable, python: Path, folder: Path, settings: Settings, timeout: float, note: Callable[[str], None]
-    ) -> List[Line]:
-        """Run a job to its end, or for `timeout` seconds, and return its records, the last of which is its status.
-        Raises UserError for a mistake in the user's input that the process found, and Interrupted."""
-        ending: Optional[Ending] = None
+        self,
+        job: Runnable,
+        python: Path,
+        folder: Path,
+        settings: Settings,
+        timeout: float,
+        note: Callable[[str], None],
+    ) -> list[Line]:
+        """Run a job to its end, or for `timeout` seconds, and return its records, the last of which
+        is its status. Raises UserError for a mistake in the user's input that the process found,
+        and Interrupted."""
+        ending: Ending | None = None
         stopped = "interrupted", f"stopped by the user during {job.name}"
         try:
             description = job.to_json(settings, folder)
@@ -97,11 +113,16 @@ class Executor:
             imports = IMPORTS if job.round is None else IMPORTS_OF_A_ROUND
             generation = job.like.pass_name if job.round is None else job.round
             variables = job.variables(settings)
-            with Child.run(python, WORKER, description, ROOT, variables, generation, imports) as child:
+            with Child.run(
+                python, WORKER, description, ROOT, variables, generation, imports
+            ) as child:
                 try:
                     while child.alive(POLL_SECONDS):
                         if child.seconds() > timeout:
-                            ending = "timeout", f"{job.name} took more than {timeout:g} s (--timeout)"
+                            ending = (
+                                "timeout",
+                                f"{job.name} took more than {timeout:g} s (--timeout)",
+                            )
                             break
                         note("")
                 except KeyboardInterrupt:
@@ -117,8 +138,9 @@ class Executor:
         return lines
 
 
-def _lines(job: Runnable, child: Child, ending: Optional[Ending]) -> List[Line]:
-    """Return the records of the process, the last of which is the status of the job.  ending: set where we ended it."""
+def _lines(job: Runnable, child: Child, ending: Ending | None) -> list[Line]:
+    """Return the records of the process, the last of which is the status of the job.  ending: set
+    where we ended it."""
     records = child.records
     last = records[-1] if records else {}
     if last.get("record") == "user_error" and child.returncode == errors.EXIT_USAGE:
@@ -128,7 +150,9 @@ def _lines(job: Runnable, child: Child, ending: Optional[Ending]) -> List[Line]:
         end = job.status(last["status"], last["reason"], last["wall_ns"])
         end.code = last["code"]
     else:
-        status, reason = ending or how_it_died(child.returncode, child.killed_for_memory, child.stderr)
+        status, reason = ending or how_it_died(
+            child.returncode, child.killed_for_memory, child.stderr
+        )
         end = job.status(status, reason, child.wall_ns)
     if end.status not in ("ok", *errors.NOT_RUNNABLE):
         end.stderr_tail = [clipped(line) for line in child.stderr]
@@ -146,14 +170,17 @@ def how_it_died(returncode: int, killed_for_memory: bool, stderr: Sequence[str])
             return "oom", stderr[-1]
         return "error", f"ended with exit code {returncode} and no status{last}"
     if -returncode == signal.SIGKILL and killed_for_memory:
-        return "oom", "killed by the kernel for lack of memory; try a smaller --batch-size or --max-frames"
+        return (
+            "oom",
+            "killed by the kernel for lack of memory; try a smaller --batch-size or --max-frames",
+        )
     aborted = -returncode == signal.SIGABRT and tells_of_no_memory("\n".join(stderr))
     return "oom" if aborted else "error", f"killed by {signal_name(-returncode)}{last}"
 
 
 class Progress:
-    """Counts jobs on stderr, with the time left by what has run: on a terminal with tqdm a bar, elsewhere a line for
-    each job that is no timing one; nothing when quiet.
+    """Counts jobs on stderr, with the time left by what has run: on a terminal with tqdm a bar,
+    elsewhere a line for each job that is no timing one; nothing when quiet.
 
     Attributes:
         coming: the jobs that will come
@@ -165,12 +192,12 @@ class Progress:
         self.quiet = quiet
         self.finished = self.total = 0
         self.began = 0.0
-        self.coming: List[Like] = []
-        self.in_time: List[Like] = []
+        self.coming: list[Like] = []
+        self.in_time: list[Like] = []
         self.ends = math.inf
-        self.took: Dict[Like, List[float]] = defaultdict(list)
-        self.warned: Set[str] = set()
-        self.bar: Optional[Any] = None
+        self.took: dict[Like, list[float]] = defaultdict(list)
+        self.warned: set[str] = set()
+        self.bar: Any | None = None
         if not quiet and sys.stderr.isatty():
             with suppress(ImportError):
                 from tqdm import tqdm
@@ -214,7 +241,7 @@ class Progress:
         if self.bar is not None:
             self.bar.update()
 
-    def done(self, title: str, status: str, reason: Optional[str], like: Like) -> None:
+    def done(self, title: str, status: str, reason: str | None, like: Like) -> None:
         seconds = time.monotonic() - self.began
         self.skip(like)
         if status == "ok":
@@ -241,8 +268,8 @@ class Progress:
             (errors.say if self.bar is None else self.say)(f"warning: {plain(warning)}")
 
     def left(self) -> str:
-        """Return "about 12 min left", by jobs of the like, else of the same pass, else by the first one; "" where
-        nothing has run that tells."""
+        """Return "about 12 min left", by jobs of the like, else of the same pass, else by the first
+        one; "" where nothing has run that tells."""
         seconds = self._seconds(self.coming)
         if seconds is None:
             return ""
@@ -250,11 +277,13 @@ class Progress:
         seconds += max(0.0, min(left, self._seconds(self.in_time) or 0.0))
         if not seconds:
             return ""
-        return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
+        return (
+            f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
+        )
 
-    def _seconds(self, jobs: Sequence[Like]) -> Optional[float]:
+    def _seconds(self, jobs: Sequence[Like]) -> float | None:
         """Return how long jobs will take; None where nothing tells."""
-        by_pass: Dict[str, List[float]] = defaultdict(list)
+        by_pass: dict[str, list[float]] = defaultdict(list)
         for like, took in self.took.items():
             by_pass[like.pass_name] += took
         total = 0.0
@@ -281,7 +310,7 @@ class Session:
     progress: Progress
     executor: Executor
 
-    def execute(self, job: Runnable) -> List[Line]:
+    def execute(self, job: Runnable) -> list[Line]:
         """Run one job and return its records.  Raises Interrupted and UserError."""
         if isinstance(job, Job) and job.same_as and self.run_of[job.same_as].failed:
             job = replace(job, same_as="")  # it is asked all itself
@@ -289,10 +318,13 @@ class Session:
         if choice.python is None:
             return [job.status("missing", choice.reason)]
         folder = self.run_of[job.like.row].folder
-        return self.executor.execute(job, choice.python, folder, self.settings, self.timeout, self.progress.note)
+        return self.executor.execute(
+            job, choice.python, folder, self.settings, self.timeout, self.progress.note
+        )
 
-    def carry_out(self, job: Runnable) -> Tuple[Status, List[Line]]:
-        """Run one job and keep its records; return its status, and them.  Raises Interrupted and UserError."""
+    def carry_out(self, job: Runnable) -> tuple[Status, list[Line]]:
+        """Run one job and keep its records; return its status, and them.  Raises Interrupted and
+        UserError."""
         self.progress.start(job.title)
         try:
             lines = self.execute(job)
@@ -306,9 +338,9 @@ class Session:
         self.progress.done(job.title, end.status, end.reason, job.like)
         return end, lines
 
-    def _agreeing(self, job: Runnable, new: List[Line]) -> List[Line]:
-        """Return the records of a job; its status alone, "error", where it measured something else than earlier jobs.
-        Raises Changed in a run that another process began."""
+    def _agreeing(self, job: Runnable, new: list[Line]) -> list[Line]:
+        """Return the records of a job; its status alone, "error", where it measured something else
+        than earlier jobs. Raises Changed in a run that another process began."""
         runs = {id(run): run for run in self.run_of.values()}.values()
         if not store.ended_well(new):
             return new
@@ -322,15 +354,16 @@ class Session:
                     return [job.status("error", f"{words}: measure again")]
         return new
 
-    def _facts(self, run: Run, choice: Choice) -> Iterator[Tuple[str, Any]]:
+    def _facts(self, run: Run, choice: Choice) -> Iterator[tuple[str, Any]]:
         """Yield the facts of the jobs of a run that ended well in a Python."""
         for job, lines in store.latest_jobs(run.records).items():
             row = job if job in self.python_of else run.name  # a task, or else an implementation
             if store.ended_well(lines) and self.python_of.get(row) == choice:
                 yield from facts(row, lines).items()
 
-    def _keep(self, job: Runnable, lines: List[Line]) -> Status:
-        """Add the records of a job to its run.  Traces that failed are removed first: they may have filled the disk."""
+    def _keep(self, job: Runnable, lines: list[Line]) -> Status:
+        """Add the records of a job to its run.  Traces that failed are removed first: they may have
+        filled the disk."""
         run = self.run_of[job.like.row]
         lines = self._agreeing(job, lines)
         if job.like.pass_name == "trace" and not store.ended_well(lines):
@@ -338,7 +371,7 @@ class Session:
         run.add(lines)
         return next(record for record in reversed(run.records) if isinstance(record, Status))
 
-    def carry_out_all(self, jobs: List[Job]) -> None:
+    def carry_out_all(self, jobs: list[Job]) -> None:
         """Run jobs, but skip the later ones of an implementation after one that is not ok."""
         for job in jobs:
             if self.run_of[job.implementation].failed:

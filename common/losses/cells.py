@@ -1,26 +1,29 @@
-"""Give access to the cells of a batch that is judged at size: some frames of an utterance at a time, in float64."""
+"""Give access to the cells of a batch that is judged at size: some frames of an utterance at a
+time, in float64."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Iterator, Mapping, Optional, Tuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
 from rnnt_bench.losses.inputs import Batch
 
 #: (name of a leaf, the loss's gradient of a part of it, the right gradient of that part).
-Compared = Tuple[str, Optional[torch.Tensor], torch.Tensor]
+Compared = tuple[str, torch.Tensor | None, torch.Tensor]
 Tensors = Mapping[str, torch.Tensor]
-Gradients = Mapping[str, Optional[torch.Tensor]]
+Gradients = Mapping[str, torch.Tensor | None]
 
 
 class Cells:
     """The cells of padded logits in scope "loss"; subclasses are for other layouts and scopes.
 
-    Made of the inputs, what the adapter made of them, the leaves of a rnnt_bench.losses.step.LossStep and the gradients
-    that the loss computed, by the names of the leaves.  `width` is the number of elements of a cell, `score` the
-    largest magnitude of the logits seen so far, and `factors` those of the losses of the utterances.
+    Made of the inputs, what the adapter made of them, the leaves of a
+    rnnt_bench.losses.step.LossStep and the gradients that the loss computed, by the names of the
+    leaves.  `width` is the number of elements of a cell, `score` the largest magnitude of the
+    logits seen so far, and `factors` those of the losses of the utterances.
     """
 
     dtype = torch.float64  # of the logits that it gives
@@ -33,11 +36,13 @@ class Cells:
         self.width = self.given.size(-1)
 
     def of(self, tensor: torch.Tensor, n: int, begin: int, end: int) -> torch.Tensor:
-        """Return frames [begin, end) of utterance n, of the leaf or its gradient: (frames, cells of a frame, V)."""
+        """Return frames [begin, end) of utterance n, of the leaf or its gradient: (frames, cells of
+        a frame, V)."""
         return tensor[n, begin:end, : self.batch.shapes[n][1] + 1]
 
     def scores(self, n: int, begin: int, end: int) -> torch.Tensor:
-        """Return the logits (frames, cells of a frame, V) of these frames; differentiable in a step."""
+        """Return the logits (frames, cells of a frame, V) of these frames; differentiable in a
+        step."""
         return self.of(self.given, n, begin, end).to(self.dtype)
 
     def logits(self, n: int, begin: int, end: int) -> torch.Tensor:
@@ -45,7 +50,9 @@ class Cells:
         self.last = self.scores(n, begin, end)
         scores = self.last.detach()
         most = largest(scores)
-        self.score = max(self.score, most if math.isfinite(most) else largest(scores[scores.isfinite()]))
+        self.score = max(
+            self.score, most if math.isfinite(most) else largest(scores[scores.isfinite()])
+        )
         return scores
 
     def symbols(self, n: int, begin: int, end: int) -> torch.Tensor:
@@ -54,14 +61,16 @@ class Cells:
         return torch.arange(U1, device=self.batch.targets.device).expand(end - begin, U1)
 
     def compare(self, n: int, begin: int, end: int, right: torch.Tensor) -> Iterator[Compared]:
-        """Yield the gradients of these frames; `right` is that of the logits of their cells, for a factor of 1."""
+        """Yield the gradients of these frames; `right` is that of the logits of their cells, for a
+        factor of 1."""
         if self.gradient is None:
             yield "given", None, right
         else:
             yield "given", self.of(self.gradient, n, begin, end) / self.factors[n], right
 
     def compare_rest(self, n: int) -> Iterator[Compared]:
-        """Yield the gradients that are known once all frames of the utterance have been compared."""
+        """Yield the gradients that are known once all frames of the utterance have been
+        compared."""
         return iter(())
 
     def padding(self, n: int) -> Iterator[torch.Tensor]:
@@ -96,10 +105,12 @@ class PrunedCells(Cells):
 
 
 class StepCells(Cells):
-    """The cells of a step, whose gradients of outputs and weights autograd makes from those of the logits, in float64.
+    """The cells of a step, whose gradients of outputs and weights autograd makes from those of the
+    logits, in float64.
 
-    They are sums over cells, so they are compared after the last utterance, padding included.  `leaves` are those of
-    the step in float64, of which several steps share the weights: these are compared with the last step.
+    They are sums over cells, so they are compared after the last utterance, padding included.
+    `leaves` are those of the step in float64, of which several steps share the weights: these are
+    compared with the last step.
     """
 
     def __init__(self, batch: Batch, prepared: Any, leaves: Tensors, gradients: Gradients):
@@ -109,13 +120,18 @@ class StepCells(Cells):
         self.width = max(leaves["output.weight"].shape)
 
     def decoder_out(self, n: int, begin: int, end: int) -> torch.Tensor:
-        """Return the decoder outputs of the cells of these frames: (frames or 1, cells of a frame, D)."""
+        """Return the decoder outputs of the cells of these frames: (frames or 1, cells of a frame,
+        D)."""
         return self.leaves["decoder_out"][n, None, : self.batch.shapes[n][1] + 1]
 
     def scores(self, n, begin, end):
         with torch.enable_grad():
-            joined = torch.tanh(self.leaves["encoder_out"][n, begin:end, None] + self.decoder_out(n, begin, end))
-            return torch.nn.functional.linear(joined, self.leaves["output.weight"], self.leaves["output.bias"])
+            joined = torch.tanh(
+                self.leaves["encoder_out"][n, begin:end, None] + self.decoder_out(n, begin, end)
+            )
+            return torch.nn.functional.linear(
+                joined, self.leaves["output.weight"], self.leaves["output.bias"]
+            )
 
     def compare(self, n, begin, end, right):
         self.last.backward(right * self.factors[n])

@@ -1,17 +1,18 @@
 """Make the inputs of a batch and the joiner: the same bits for a seed under every torch and numpy.
 
-The numbers come from the raw output of numpy's PCG64, which is guaranteed never to change (NEP 19), and become floats
-by exact arithmetic (rnnt_bench.data.shapes).  Random inputs are uniform in [0, 1), as in the 2022 suite, and weights
-uniform in +-1/sqrt(D), as torch.nn.Linear draws them; for others see Speech.
+The numbers come from the raw output of numpy's PCG64, which is guaranteed never to change (NEP 19),
+and become floats by exact arithmetic (rnnt_bench.data.shapes).  Random inputs are uniform in [0,
+1), as in the 2022 suite, and weights uniform in +-1/sqrt(D), as torch.nn.Linear draws them; for
+others see Speech.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -21,31 +22,39 @@ from rnnt_bench.core.settings import STAGES, Settings
 from rnnt_bench.data.shapes import ALIGNMENT, DECODER, ENCODER, TARGETS, WEIGHTS, symbols, uniform
 
 FOLDER = Path(__file__).with_name("weights")
-#: Logit penalty (nats) of a symbol unseen in training, relative to the trained symbol that it copies.
+#: Logit penalty (nats) of a symbol unseen in training, relative to the trained symbol that it
+#: copies.
 LESS_LIKELY = 10.0
 
 
 @lru_cache(maxsize=len(STAGES))
-def load(stage: str) -> Dict[str, np.ndarray]:
+def load(stage: str) -> dict[str, np.ndarray]:
     """Return the arrays of a stage (see docs/_trained_weights.py), real numbers as float32."""
     with np.load(str(FOLDER / f"{stage}.npz"), allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
-    return {name: array.astype(np.float32) if array.dtype == np.float16 else array for name, array in arrays.items()}
+    return {
+        name: array.astype(np.float32) if array.dtype == np.float16 else array
+        for name, array in arrays.items()
+    }
 
 
 @dataclass(frozen=True)
 class Speech:
-    """Real logits: inputs and weights of a small model at a stage of its training, with the sizes of a run.
+    """Real logits: inputs and weights of a small model at a stage of its training, with the sizes
+    of a run.
 
-    examples/train.py trained the model; docs/_trained_weights.py wrote weights/, a file for each stage.  It is of
-    utterances that the model was not trained on: encoder outputs, symbols, and the frame at which each is emitted.  It
-    also has decoder outputs by the last symbol, the output layer, and the projections of the simple loss.
+    examples/train.py trained the model; docs/_trained_weights.py wrote weights/, a file for each
+    stage.  It is of utterances that the model was not trained on: encoder outputs, symbols, and the
+    frame at which each is emitted.  It also has decoder outputs by the last symbol, the output
+    layer, and the projections of the simple loss.
 
-    - An utterance of T frames and U targets is a passage of these utterances with U symbols.  Frames that emit nothing
-      are repeated or left out evenly until there are T; for a smaller T, emitting frames are left out too.
-    - The H dimensions are copied as often as D has room for, with weights divided by the number of copies: same logits.
-    - Symbols beyond the trained ones are copies that are 10 nats less likely: they cost time, and hardly change a
-      posterior.
+    - An utterance of T frames and U targets is a passage of these utterances with U symbols.
+      Frames that emit nothing are repeated or left out evenly until there are T; for a smaller T,
+      emitting frames are left out too.
+    - The H dimensions are copied as often as D has room for, with weights divided by the number of
+      copies: same logits.
+    - Symbols beyond the trained ones are copies that are 10 nats less likely: they cost time, and
+      hardly change a posterior.
 
     Leaves out dropout and the effects of a language: the syllables are random.
     """
@@ -56,13 +65,18 @@ class Speech:
 
     def __post_init__(self) -> None:
         symbols, dimensions = self.arrays["output.weight"].shape
-        sizes = ("--vocab-size", symbols, self.vocab_size), ("--encoder-dim", dimensions, self.encoder_dim)
+        sizes = (
+            ("--vocab-size", symbols, self.vocab_size),
+            ("--encoder-dim", dimensions, self.encoder_dim),
+        )
         for flag, least, given in sizes:
             if given < least:
-                raise UserError(f"--logits {self.stage} is of a model with {least}: give {flag} {least} or more")
+                raise UserError(
+                    f"--logits {self.stage} is of a model with {least}: give {flag} {least} or more"
+                )
 
     @property
-    def arrays(self) -> Dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, np.ndarray]:
         return load(self.stage)
 
     def outputs(
@@ -70,10 +84,11 @@ class Speech:
         encoder_noise: np.ndarray,
         decoder_noise: np.ndarray,
         targets: np.ndarray,
-        shapes: Sequence[Tuple[int, int]],
+        shapes: Sequence[tuple[int, int]],
         key: Sequence[int],
-    ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return encoder outputs (N, T, D), decoder outputs (N, U+1, D) and targets (N, U) of passages.
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return encoder outputs (N, T, D), decoder outputs (N, U+1, D) and targets (N, U) of
+        passages.
 
         Args:
             encoder_noise, decoder_noise: arrays of the shapes of the first two.
@@ -81,8 +96,13 @@ class Speech:
             shapes: (T, U) of each utterance.
             key: names the stream that draws where each passage begins.
         """
-        encoder_out, decoder_out, targets = np.empty_like(encoder_noise), np.empty_like(decoder_noise), targets.copy()
-        columns = np.arange(self.encoder_dim) % self.arrays["decoder"].shape[1]  # what each of the D is a copy of
+        encoder_out, decoder_out, targets = (
+            np.empty_like(encoder_noise),
+            np.empty_like(decoder_noise),
+            targets.copy(),
+        )
+        # what each of the D is a copy of
+        columns = np.arange(self.encoder_dim) % self.arrays["decoder"].shape[1]
         for n, ((T, U), start) in enumerate(zip(shapes, uniform(len(shapes), ALIGNMENT, *key))):
             frames, symbols = passage(self.arrays, T, U, float(start))
             targets[n, :U] = symbols
@@ -92,10 +112,11 @@ class Speech:
             decoder_out[n, 1 : U + 1] = self.arrays["decoder"][symbols][:, columns]
         return encoder_out, decoder_out, targets
 
-    def layer(self, name: str) -> Tuple[np.ndarray, np.ndarray]:
+    def layer(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return weights (V, D) and bias (V,) of one of LAYERS.
 
-        Rows of symbols that the model was not trained on are copies; those of "lm" are as likely as the others.
+        Rows of symbols that the model was not trained on are copies; those of "lm" are as likely as
+        the others.
         """
         weight, bias = self.arrays[f"{name}.weight"], self.arrays[f"{name}.bias"]
         further = np.arange(self.vocab_size - len(bias)) % (len(bias) - 1) + 1  # never the blank
@@ -105,20 +126,30 @@ class Speech:
         return np.concatenate([weight, weight[further]]), np.concatenate([bias, less_likely])
 
 
-def passage(arrays: Dict[str, np.ndarray], T: int, U: int, start: float) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the frames (T,) and the symbols (U,) of a passage; `start` in [0, 1) chooses its first utterance."""
-    total, symbols, utterances = len(arrays["encoder_out"]), len(arrays["targets"]), len(arrays["T_lengths"])
+def passage(
+    arrays: dict[str, np.ndarray], T: int, U: int, start: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the frames (T,) and the symbols (U,) of a passage; `start` in [0, 1) chooses its first
+    utterance."""
+    total, symbols, utterances = (
+        len(arrays["encoder_out"]),
+        len(arrays["targets"]),
+        len(arrays["T_lengths"]),
+    )
     first = int(start * utterances)
     begin, offset = int(arrays["T_lengths"][:first].sum()), int(arrays["U_lengths"][:first].sum())
     places = np.arange(offset, offset + U + 1)  # and the next one, at which the passage ends
-    emitted = arrays["frames"][places % symbols] + total * (places // symbols)  # from the end to the beginning again
+    # from the end to the beginning again
+    emitted = arrays["frames"][places % symbols] + total * (places // symbols)
     end = max(int(emitted[-1]), int(emitted[:-1].max(initial=begin)) + 1)
     needed = np.unique(emitted[:-1])
     others = np.setdiff1d(np.arange(begin, end), needed)
     if T < len(needed):
         frames = _spread(needed, T)
     else:
-        frames = np.sort(np.concatenate([needed, _spread(others if len(others) else needed, T - len(needed))]))
+        frames = np.sort(
+            np.concatenate([needed, _spread(others if len(others) else needed, T - len(needed))])
+        )
     return frames % total, arrays["targets"][places[:-1] % symbols]
 
 
@@ -133,12 +164,14 @@ OUTPUTS = ("encoder_out", "decoder_out")
 
 @dataclass
 class Labels:
-    """Hold what an adapter's `prepare` gets of a batch: what is known before the clock starts, on its device."""
+    """Hold what an adapter's `prepare` gets of a batch: what is known before the clock starts, on
+    its device."""
 
     targets: torch.Tensor  # (N, U) int32 in [1, V)
     T_lengths: torch.Tensor  # (N,) int32
     U_lengths: torch.Tensor  # (N,) int32
-    shapes: List[Tuple[int, int]]  # (T, U) of each utterance on the host, to be read without synchronising the device
+    # (T, U) of each utterance on the host, to be read without synchronising the device
+    shapes: list[tuple[int, int]]
 
 
 @dataclass
@@ -153,11 +186,15 @@ class Batch(Labels):
         return Labels(self.targets, self.T_lengths, self.U_lengths, self.shapes)
 
     def fresh(self) -> Batch:
-        """Return the batch with the same numbers in new leaves, without the gradient of an earlier step."""
-        return replace(self, **{name: getattr(self, name).detach().requires_grad_() for name in OUTPUTS})
+        """Return the batch with the same numbers in new leaves, without the gradient of an earlier
+        step."""
+        return replace(
+            self, **{name: getattr(self, name).detach().requires_grad_() for name in OUTPUTS}
+        )
 
     def utterance(self, n: int) -> Batch:
-        """Return the utterance `n` alone, cut to its own T and U, as a batch of views without a gradient."""
+        """Return the utterance `n` alone, cut to its own T and U, as a batch of views without a
+        gradient."""
         T, U = self.shapes[n]
         only = slice(n, n + 1)
         return Batch(
@@ -170,14 +207,15 @@ class Batch(Labels):
         )
 
 
-def source_of(settings: Settings) -> Optional[Speech]:
-    """Return the source of inputs and weights, None if they are random; raise UserError for sizes it does not have."""
+def source_of(settings: Settings) -> Speech | None:
+    """Return the source of inputs and weights, None if they are random; raise UserError for sizes
+    it does not have."""
     if settings.logits not in STAGES:
         return None
     return Speech(settings.logits, settings.vocab_size, settings.encoder_dim)
 
 
-def padded_sizes(shapes: Sequence[Sequence[int]]) -> Tuple[int, int, int]:
+def padded_sizes(shapes: Sequence[Sequence[int]]) -> tuple[int, int, int]:
     """Return (N, longest T, longest U) of a batch."""
     return len(shapes), int(max(T for T, _ in shapes)), int(max(U for _, U in shapes))
 
@@ -190,16 +228,19 @@ def make_batch(
     device: torch.device,
     dtype: torch.dtype,
     key: Sequence[int],
-    source: Optional[Speech] = None,
+    source: Speech | None = None,
 ) -> Batch:
-    """Return a batch of fresh inputs of (T, U) `shapes`; `key` (seed, batch, ...) names the stream of its numbers."""
+    """Return a batch of fresh inputs of (T, U) `shapes`; `key` (seed, batch, ...) names the stream
+    of its numbers."""
     pairs = [(int(T), int(U)) for T, U in shapes]
     N, T, U = padded_sizes(pairs)
     encoder_out = uniform(N * T * encoder_dim, ENCODER, *key).reshape(N, T, encoder_dim)
     decoder_out = uniform(N * (U + 1) * encoder_dim, DECODER, *key).reshape(N, U + 1, encoder_dim)
     targets = symbols((N, U), vocab_size, TARGETS, *key)
     if source is not None:
-        encoder_out, decoder_out, targets = source.outputs(encoder_out, decoder_out, targets, pairs, key)
+        encoder_out, decoder_out, targets = source.outputs(
+            encoder_out, decoder_out, targets, pairs, key
+        )
     lengths = torch.tensor(pairs, dtype=torch.int32, device=device)
     return Batch(
         encoder_out=torch.from_numpy(encoder_out).to(device, dtype).requires_grad_(),
@@ -211,21 +252,28 @@ def make_batch(
     )
 
 
-def drawn(inputs: int, outputs: int, key: Sequence[int]) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the weight (outputs, inputs) and the bias (outputs,) of the stream that `key` names, float32."""
+def drawn(inputs: int, outputs: int, key: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weight (outputs, inputs) and the bias (outputs,) of the stream that `key` names,
+    float32."""
     bound = 1 / math.sqrt(inputs)
-    numbers = (uniform((inputs + 1) * outputs, WEIGHTS, *key).astype(np.float64) * 2 * bound - bound).astype(np.float32)
+    numbers = (
+        uniform((inputs + 1) * outputs, WEIGHTS, *key).astype(np.float64) * 2 * bound - bound
+    ).astype(np.float32)
     return numbers[: inputs * outputs].reshape(outputs, inputs), numbers[inputs * outputs :]
 
 
-#: The layers that a run may have: the joiner's, and the projections whose outputs the simple loss adds.
+#: The layers that a run may have: the joiner's, and the projections whose outputs the simple loss
+#: adds.
 LAYERS = ("output", "am", "lm")
 
 
-def layer(name: str, settings: Settings, device: torch.device, dtype: torch.dtype, further: int = 0) -> torch.nn.Linear:
+def layer(
+    name: str, settings: Settings, device: torch.device, dtype: torch.dtype, further: int = 0
+) -> torch.nn.Linear:
     """Return one of LAYERS, a Linear(D, V + further) of a run.
 
-    The `further` outputs (durations) are random with any logits.  Raises UserError as source_of does.
+    The `further` outputs (durations) are random with any logits.  Raises UserError as source_of
+    does.
     """
     source, D, V = source_of(settings), settings.encoder_dim, settings.vocab_size
     if source is None:
@@ -241,7 +289,8 @@ def layer(name: str, settings: Settings, device: torch.device, dtype: torch.dtyp
 
 
 class Joiner(torch.nn.Module):
-    """The joiner and the other layers that a step trains, by name in `extra`: logits = output(tanh(encoder + decoder)).
+    """The joiner and the other layers that a step trains, by name in `extra`: logits =
+    output(tanh(encoder + decoder)).
 
     It is that of the 2022 suite, and icefall's joiner without its projections.
     """

@@ -1,15 +1,17 @@
-"""Ask a loss for its answer, and compare it with the float64 oracle: the same way on small batches and at size.
+"""Ask a loss for its answer, and compare it with the float64 oracle: the same way on small batches
+and at size.
 
-The oracle computes some frames at a time, so it needs no second tensor of the size of the logits.  A pruned loss is
-compared on the cells in its own ranges.  Each leaf is judged by itself: encoder_out's gradient is a thousandth as long
-as the weight's.
+The oracle computes some frames at a time, so it needs no second tensor of the size of the logits.
+A pruned loss is compared on the cells in its own ranges.  Each leaf is judged by itself:
+encoder_out's gradient is a thousandth as long as the weight's.
 
-An entry of a symbol that is not the target is a posterior over V, far below the largest entry.  So differences are also
-summed: over each frame, each u and each symbol, over each row of other tensors, and over the whole, as the factor that
-fits best.  And the gradient of a cell sums to 0 over V.
+An entry of a symbol that is not the target is a posterior over V, far below the largest entry.  So
+differences are also summed: over each frame, each u and each symbol, over each row of other
+tensors, and over the whole, as the factor that fits best.  And the gradient of a cell sums to 0
+over V.
 
-`Sketch` is for the process that is timed: some random sums of each leaf's gradient tell how far it is off as a whole,
-and all losses of a round share those of the right one.
+`Sketch` is for the process that is timed: some random sums of each leaf's gradient tell how far it
+is off as a whole, and all losses of a round share those of the right one.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,8 +45,9 @@ SUMMED = {
     "cell": "the sum over V of a cell's gradient",
 }
 
-#: An utterance: its log-likelihood, and the derivatives (T, U+2, P) of the parts of each cell (see topologies.py).
-Lattice = Tuple[float, torch.Tensor]
+#: An utterance: its log-likelihood, and the derivatives (T, U+2, P) of the parts of each cell (see
+#: topologies.py).
+Lattice = tuple[float, torch.Tensor]
 #: What the losses of steps are multiplied by: of each step () or (N,).
 Factors = Sequence[torch.Tensor]
 ONE = torch.ones((), dtype=torch.float64)
@@ -63,12 +67,12 @@ class Part(NamedTuple):
     """A part of the gradient of a leaf."""
 
     name: str  # of the leaf
-    gradient: Optional[torch.Tensor]  # the loss's
+    gradient: torch.Tensor | None  # the loss's
     right: torch.Tensor  # float64
     cells: Cells
     n: int  # the utterance
-    frames: Optional[Frames] = None  # of logits; None for a whole leaf
-    derivatives: Optional[torch.Tensor] = None  # of the parts of the cells
+    frames: Frames | None = None  # of logits; None for a whole leaf
+    derivatives: torch.Tensor | None = None  # of the parts of the cells
 
 
 #: Behind the names of the outputs of the second loss in flight.
@@ -88,7 +92,8 @@ def frames(cells: Cells, n: int) -> Iterator[Frames]:
 
 
 def parts(cells: Cells, n: int, adapter: Adapter) -> torch.Tensor:
-    """Return the parts (T, U+1, P) of the cells of an utterance on the CPU; -inf where a range leaves a cell out."""
+    """Return the parts (T, U+1, P) of the cells of an utterance on the CPU; -inf where a range
+    leaves a cell out."""
     T, U = cells.batch.shapes[n]
     size = 2 + adapter.lattice.extra
     values = torch.full((T, U + 2, size), -math.inf, dtype=torch.float64)
@@ -99,12 +104,16 @@ def parts(cells: Cells, n: int, adapter: Adapter) -> torch.Tensor:
     return values[:, : U + 1]
 
 
-def lattices(cells: Cells, adapter: Adapter, in_float32: bool = False) -> Tuple[List[Lattice], float]:
-    """Return the lattice of each utterance, and the largest error of a derivative that is summed in float32 or 0.
+def lattices(
+    cells: Cells, adapter: Adapter, in_float32: bool = False
+) -> tuple[list[Lattice], float]:
+    """Return the lattice of each utterance, and the largest error of a derivative that is summed in
+    float32 or 0.
 
-    The derivatives have one column more than cells, for cells of a range that are beyond the last target.
+    The derivatives have one column more than cells, for cells of a range that are beyond the last
+    target.
     """
-    result: List[Lattice] = []
+    result: list[Lattice] = []
     error = most = 0.0
     for n in range(len(cells.batch.shapes)):
         values = parts(cells, n, adapter)
@@ -137,28 +146,31 @@ class Leaf:
 
     @property
     def factor(self) -> float:
-        """Return the factor that fits best as a multiple of the right gradient: rounding hardly moves it."""
+        """Return the factor that fits best as a multiple of the right gradient: rounding hardly
+        moves it."""
         return 1 + self.product / self.square if self.square > 0 else 1.0
 
 
 class Errors:
-    """Collects the errors of gradients: of `leaves`, and of `sums` (the largest share of the right sum)."""
+    """Collects the errors of gradients: of `leaves`, and of `sums` (the largest share of the right
+    sum)."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
-        self.leaves: Dict[str, Leaf] = defaultdict(Leaf)
-        self.sums: Dict[str, float] = defaultdict(float)
+        self.leaves: dict[str, Leaf] = defaultdict(Leaf)
+        self.sums: dict[str, float] = defaultdict(float)
         self.by_u = self.by_symbol = torch.zeros(0)
-        self.padding: Optional[float] = None  # largest gradient there; None where there is no padding
+        self.padding: float | None = None  # largest gradient there; None where there is no padding
 
     def note(
         self,
         name: str,
-        gradient: Optional[torch.Tensor],
+        gradient: torch.Tensor | None,
         right: torch.Tensor,
-        where: Callable[[Tuple[int, ...]], str] = lambda at: f"entry {[*at]}",
+        where: Callable[[tuple[int, ...]], str] = lambda at: f"entry {[*at]}",
     ) -> torch.Tensor:
-        """Note a part of a gradient; return |gradient - right|, float64, infinite if the gradient is missing.
+        """Note a part of a gradient; return |gradient - right|, float64, infinite if the gradient
+        is missing.
 
         where: returns the place of an entry of the part in words."""
         leaf = self.leaves[name]
@@ -175,11 +187,14 @@ class Errors:
         worst = largest(difference)
         if worst > leaf.worst:
             leaf.worst, at = worst, position(difference.nan_to_num(nan=math.inf))
-            leaf.furthest = f"{where(at)}: {float(gradient[at]):.4g}, expected {float(right[at]):.4g}"
+            leaf.furthest = (
+                f"{where(at)}: {float(gradient[at]):.4g}, expected {float(right[at]):.4g}"
+            )
         return difference
 
     def note_sums(self, over: str, errors: torch.Tensor, sizes: torch.Tensor) -> None:
-        """Note sums of differences and the right sums of the same shape, which were summed over `over`."""
+        """Note sums of differences and the right sums of the same shape, which were summed over
+        `over`."""
         least = max(rounding.FLOOR * sizes.mean().item(), 1e-30)
         self.sums[over] = max(self.sums[over], largest(errors / sizes.clamp(min=least)))
 
@@ -192,18 +207,21 @@ class Errors:
                 difference = self.note(part.name, part.gradient, part.right)
                 if part.right.dim() > 1:
                     self.note_sums(part.name, difference.sum(-1), part.right.abs().sum(-1))
-                for n in range(len(part.cells.batch.shapes)) if part.name.startswith(OUTPUTS) else ():
+                for n in (
+                    range(len(part.cells.batch.shapes)) if part.name.startswith(OUTPUTS) else ()
+                ):
                     self.note_padding(part.cells, n)
 
     def note_cells(self, part: Part, frames: Frames, derivatives: torch.Tensor) -> None:
-        """Note the gradient of the logits of some frames; with the last ones of an utterance, that of its padding.
+        """Note the gradient of the logits of some frames; with the last ones of an utterance, that
+        of its padding.
 
-        The size to compare a sum with is the posterior of its cells; of a symbol, the sum of its terms before they
-        cancel."""
+        The size to compare a sum with is the posterior of its cells; of a symbol, the sum of its
+        terms before they cancel."""
         lattice, cells, n, right = self.adapter.lattice, part.cells, part.n, part.right
         T, U = cells.batch.shapes[n]
 
-        def where(at: Tuple[int, ...]) -> str:
+        def where(at: tuple[int, ...]) -> str:
             place = f"t {frames.begin + at[0]}, u {int(frames.u[at[:2]])}, symbol {at[2]}"
             return f"utterance {n + 1} (T {T}, U {U}), {place}"
 
@@ -212,7 +230,9 @@ class Errors:
             return
         both = torch.stack([difference.sum(2), lattice.posterior(derivatives)])
         self.note_sums("frame", *both.sum(2))
-        self.note_sums("cell", (part.gradient.detach().double().sum(2) - right.sum(2)).abs(), both[1])
+        self.note_sums(
+            "cell", (part.gradient.detach().double().sum(2) - right.sum(2)).abs(), both[1]
+        )
         if frames.begin == 0:
             self.by_u = right.new_zeros(2, U + 2)
         if n == frames.begin == 0:
@@ -230,7 +250,9 @@ class Errors:
         worst = self.note_padding(cells, n)
         if worst > leaf.worst:
             leaf.worst = worst
-            leaf.furthest = f"the padding of utterance {n + 1} (T {T}, U {U}): {worst:.4g}, expected 0"
+            leaf.furthest = (
+                f"the padding of utterance {n + 1} (T {T}, U {U}): {worst:.4g}, expected 0"
+            )
 
     def note_padding(self, cells: Cells, n: int) -> float:
         """Note and return the largest gradient in the padding of an utterance, which must be 0."""
@@ -241,20 +263,23 @@ class Errors:
 
 
 class Sketch:
-    """Random sums of gradients: the mean square of those of a difference is its square length, give or take a third.
+    """Random sums of gradients: the mean square of those of a difference is its square length, give
+    or take a third.
 
-    `seed` is drawn after the last timed step.  A sum is g . d, where d has a random sign for each row of the leaf times
-    a normal number for each column; `sums` has COUNT of them by leaf, `squares` the square length."""
+    `seed` is drawn after the last timed step.  A sum is g . d, where d has a random sign for each
+    row of the leaf times a normal number for each column; `sums` has COUNT of them by leaf,
+    `squares` the square length."""
 
     COUNT = 24
 
     def __init__(self, seed: int):
         self.seed = seed
-        self.sums: Dict[str, torch.Tensor] = {}
-        self.squares: Dict[str, float] = defaultdict(float)
+        self.sums: dict[str, torch.Tensor] = {}
+        self.squares: dict[str, float] = defaultdict(float)
 
-    def note(self, name: str, values: Optional[torch.Tensor], *place: int) -> None:
-        """Add a part of a gradient; `place`, its utterance and first frame, is that of the right one's."""
+    def note(self, name: str, values: torch.Tensor | None, *place: int) -> None:
+        """Add a part of a gradient; `place`, its utterance and first frame, is that of the right
+        one's."""
         sums = self.sums.setdefault(name, torch.zeros(self.COUNT, dtype=torch.float64))
         if values is not None:
             rows = values.detach().double().reshape(-1, values.size(-1))
@@ -264,10 +289,14 @@ class Sketch:
 
     def _signs(self, count: int, name: str, *place: int) -> torch.Tensor:
         key = (self.seed, *name.encode(), len(place), *place)
-        return torch.from_numpy(uniform(count * self.COUNT, *key) < 0.5).view(count, self.COUNT) * 2.0 - 1
+        return (
+            torch.from_numpy(uniform(count * self.COUNT, *key) < 0.5).view(count, self.COUNT) * 2.0
+            - 1
+        )
 
-    def errors(self, right: Mapping[str, Sequence[float]]) -> Dict[str, float]:
-        """Return, by leaf, the length of the difference to the right gradient over the length of that.
+    def errors(self, right: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Return, by leaf, the length of the difference to the right gradient over the length of
+        that.
 
         right: of each leaf the length, then the sums."""
         result = {}
@@ -280,12 +309,15 @@ class Sketch:
 
 def gradients(
     cells: Cells, n: int, known: Lattice, adapter: Adapter
-) -> Iterator[Tuple[Frames, torch.Tensor, torch.Tensor]]:
-    """Yield some frames of an utterance, the right gradient of their logits, and the derivatives of their parts."""
+) -> Iterator[tuple[Frames, torch.Tensor, torch.Tensor]]:
+    """Yield some frames of an utterance, the right gradient of their logits, and the derivatives of
+    their parts."""
     for part in frames(cells, n):
         where = part.u.unsqueeze(2).expand(-1, -1, known[1].size(2))
         derivatives = known[1][part.begin : part.end].gather(1, where).to(part.logits)
-        right = oracle.cell_gradient(part.logits, part.target, derivatives, adapter.blank, adapter.lattice)
+        right = oracle.cell_gradient(
+            part.logits, part.target, derivatives, adapter.blank, adapter.lattice
+        )
         yield part, right, derivatives
 
 
@@ -293,8 +325,8 @@ class Right:
     """The right losses and gradients of steps that are run together.
 
     Sums along paths are float64; `dtype` is of the joiner and of the gradients of logits.
-    `cells` are of each step; `losses` (N,) of the utterances of each, once they have been compared; `score` is the
-    largest magnitude of the logits.
+    `cells` are of each step; `losses` (N,) of the utterances of each, once they have been compared;
+    `score` is the largest magnitude of the logits.
     """
 
     def __init__(
@@ -308,7 +340,7 @@ class Right:
     ):
         self.adapter, self.layout = adapter, layouts.of(adapter)
         self.model = copy.deepcopy(model).to(dtype)
-        self.cells: List[Cells] = []
+        self.cells: list[Cells] = []
         for step, factor in zip(steps, factors):
             gradients = step.gradients()
             if scope == "loss":
@@ -317,29 +349,34 @@ class Right:
                 leaves = leaves_of(self.model, step.batch)
                 for name in OUTPUTS:
                     output = leaves[name]
-                    leaves[name] = output.detach().to(dtype, copy=True).requires_grad_(output.requires_grad)
+                    leaves[name] = (
+                        output.detach().to(dtype, copy=True).requires_grad_(output.requires_grad)
+                    )
                 if step is not steps[-1]:  # the gradients of the weights are those of all steps
                     gradients = {name: gradients[name] for name in OUTPUTS}
                 cells = self.layout.step_cells(step.batch, step.prepared, leaves, gradients)
             cells.dtype = dtype
             cells.factors = factor.expand(len(step.batch.shapes)).tolist()
             self.cells.append(cells)
-        self.losses: List[torch.Tensor] = []
+        self.losses: list[torch.Tensor] = []
 
     @property
     def score(self) -> float:
         return max(cells.score for cells in self.cells)
 
-    def lattices(self, in_float32: bool = False) -> Tuple[List[List[Lattice]], float]:
-        """Return the lattices of each step, and the largest error of one that is summed in float32."""
+    def lattices(self, in_float32: bool = False) -> tuple[list[list[Lattice]], float]:
+        """Return the lattices of each step, and the largest error of one that is summed in
+        float32."""
         every = [lattices(cells, self.adapter, in_float32) for cells in self.cells]
         self.losses = [
-            torch.tensor([-likelihood for likelihood, _ in known], dtype=torch.float64) for known, _ in every
+            torch.tensor([-likelihood for likelihood, _ in known], dtype=torch.float64)
+            for known, _ in every
         ]
         return [known for known, _ in every], max(error for _, error in every)
 
     def beside(self, step: int, n: int) -> float:
-        """Return what a step adds to the loss of the lattice of an utterance; its gradient goes to the leaves."""
+        """Return what a step adds to the loss of the lattice of an utterance; its gradient goes to
+        the leaves."""
         cells = self.cells[step]
         if not isinstance(cells, StepCells) or not self.layout.approximate:
             return 0.0
@@ -352,7 +389,8 @@ class Right:
         return float(losses.detach().sum())
 
     def parts(self, known: Sequence[Sequence[Lattice]]) -> Iterator[Part]:
-        """Yield all gradients, part by part; add to the losses what a step adds to those of the lattice."""
+        """Yield all gradients, part by part; add to the losses what a step adds to those of the
+        lattice."""
         for step, cells in enumerate(self.cells):
             suffix = OTHER * (step > 0)
             for n, of_utterance in enumerate(known[step]):
@@ -367,7 +405,9 @@ class Right:
         """Return the sketch of the right gradients."""
         result, known = Sketch(seed), self.lattices()[0]
         for part in self.parts(known):
-            result.note(part.name, part.right, *((part.n, part.frames.begin) if part.frames else ()))
+            result.note(
+                part.name, part.right, *((part.n, part.frames.begin) if part.frames else ())
+            )
         return result
 
     def sketch_of_loss(self, seed: int) -> Sketch:
@@ -389,16 +429,16 @@ class Right:
 class Answer:
     """Hold the answer of a loss and that of the oracle."""
 
-    shapes: List[Tuple[int, int]]  # (T, U) of every utterance
+    shapes: list[tuple[int, int]]  # (T, U) of every utterance
     score: float  # largest magnitude of the logits
     losses: torch.Tensor  # of the steps, or of the utterances, float64
     rights: torch.Tensor  # the oracle's
     of_utterances: torch.Tensor  # the oracle's losses of all utterances
-    lattices: List[Lattice]  # of the first step
+    lattices: list[Lattice]  # of the first step
     of_float32: float  # largest error of a derivative that is summed in float32
     errors: Errors
-    overwritten: List[str]  # inputs that the loss wrote over
-    given: Dict[str, torch.Tensor]  # the loss and the gradients of the last step
+    overwritten: list[str]  # inputs that the loss wrote over
+    given: dict[str, torch.Tensor]  # the loss and the gradients of the last step
 
     @property
     def loss_error(self) -> float:
@@ -430,18 +470,20 @@ class Answer:
 def ask(
     adapter: Adapter,
     model: Joiner,
-    steps: List[LossStep],
+    steps: list[LossStep],
     scope: str,
-    again: Callable[[], Tuple[Joiner, List[LossStep]]],
-    factors: Optional[Factors] = None,
-    errors: Optional[Errors] = None,
+    again: Callable[[], tuple[Joiner, list[LossStep]]],
+    factors: Factors | None = None,
+    errors: Errors | None = None,
     in_float32: bool = False,
-    run: Callable[[List[LossStep], Factors], List[torch.Tensor]] = run_together,
+    run: Callable[[list[LossStep], Factors], list[torch.Tensor]] = run_together,
 ) -> Answer:
-    """Run the steps, and compare losses and gradients with the oracle; not the gradients where a loss is infinite.
+    """Run the steps, and compare losses and gradients with the oracle; not the gradients where a
+    loss is infinite.
 
     Args:
-        again: returns joiner and steps with the same numbers, where the loss may have written over them.
+        again: returns joiner and steps with the same numbers, where the loss may have written over
+          them.
         factors: of each step, () of its loss or (N,) of its losses; None: 1.
         errors: takes the errors, after those of another scope.
         in_float32: whether to tell the error of sums in float32.
@@ -450,8 +492,10 @@ def ask(
     factors = factors or [ONE] * len(steps)
     before = [fingerprints(step.inputs()) for step in steps]
     losses = run(steps, factors)
-    overwritten = {name for step, digests in zip(steps, before) for name in changed(digests, step.inputs())}
-    computed: List[Any] = [step.gradients() for step in steps]
+    overwritten = {
+        name for step, digests in zip(steps, before) for name in changed(digests, step.inputs())
+    }
+    computed: list[Any] = [step.gradients() for step in steps]
     if scope == "loss" or overwritten:
         steps.clear()  # they hold as much memory as the new ones will
         model, steps = again()
@@ -461,7 +505,9 @@ def ask(
     known, of_float32 = right.lattices(in_float32)
     if torch.cat(right.losses).isfinite().all():
         errors.collect(right.parts(known))
-    rights = [every if loss.numel() > 1 else every.sum() for loss, every in zip(losses, right.losses)]
+    rights = [
+        every if loss.numel() > 1 else every.sum() for loss, every in zip(losses, right.losses)
+    ]
     return Answer(
         shapes=[shape for step in steps for shape in step.batch.shapes],
         score=right.score,
@@ -486,18 +532,32 @@ class Judged(NamedTuple):
     leaf: str = ""
 
 
-def judge(answer: Answer, limits: Allowed) -> List[Judged]:
+def judge(answer: Answer, limits: Allowed) -> list[Judged]:
     """Return every error beside what is allowed of it."""
     judged = [Judged("loss", answer.loss_error, limits.loss, limits.precise_loss)]
     for name, leaf in answer.errors.leaves.items():
-        judged.append(Judged(gradient_of(name), leaf.error, limits.gradient, limits.precise_gradient, name))
+        judged.append(
+            Judged(gradient_of(name), leaf.error, limits.gradient, limits.precise_gradient, name)
+        )
     for name, error in answer.errors.sums.items():
         if name in SUMMED:
             judged.append(Judged(f"{SUMMED[name]} in sum", error, limits.sums, leaf="given"))
         else:
-            judged.append(Judged(f"a row of the {gradient_of(name)} in sum", error, limits.rows, limits.sums, name))
+            judged.append(
+                Judged(
+                    f"a row of the {gradient_of(name)} in sum",
+                    error,
+                    limits.rows,
+                    limits.sums,
+                    name,
+                )
+            )
     for name, leaf in answer.errors.leaves.items():
-        judged.append(Judged(f"{gradient_of(name)} by a factor", abs(leaf.factor - 1), limits.slope, leaf=name))
+        judged.append(
+            Judged(
+                f"{gradient_of(name)} by a factor", abs(leaf.factor - 1), limits.slope, leaf=name
+            )
+        )
     return judged
 
 
@@ -505,6 +565,8 @@ def gradient_of(name: str) -> str:
     return "gradient" if name == "given" else f"gradient of {name}"
 
 
-def position(difference: torch.Tensor) -> Tuple[int, ...]:
+def position(difference: torch.Tensor) -> tuple[int, ...]:
     """Return the index of the largest difference."""
-    return tuple(int(index) for index in np.unravel_index(int(difference.argmax()), tuple(difference.shape)))
+    return tuple(
+        int(index) for index in np.unravel_index(int(difference.argmax()), tuple(difference.shape))
+    )

@@ -1,13 +1,15 @@
-"""Define the layouts: the kinds of input that a loss takes, how each is made, and the right answer for it.
+"""Define the layouts: the kinds of input that a loss takes, how each is made, and the right answer
+for it.
 
-A layout is bound to one adapter.  It knows nothing of the lattice and of the number of the joiner's outputs, which are
-the adapter's.
+A layout is bound to one adapter.  It knows nothing of the lattice and of the number of the joiner's
+outputs, which are the adapter's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -19,20 +21,20 @@ from rnnt_bench.losses.adapter import Adapter
 from rnnt_bench.losses.cells import Cells, PackedCells, PrunedCells, PrunedStepCells, StepCells
 from rnnt_bench.losses.inputs import Batch, Joiner
 
-Shapes = Sequence[Tuple[int, int]]
+Shapes = Sequence[tuple[int, int]]
 #: An index into a tensor: integers, slices and "...".
-Region = Tuple[Any, ...]
+Region = tuple[Any, ...]
 
 
 class Layout:
     """A kind of input, bound to one adapter; this one is of padded logits (N, T, U+1, V)."""
 
-    scopes: Tuple[str, ...] = SCOPES  # the scopes that such a loss has
-    cells: Type[Cells] = Cells  # how scope "loss" is judged at size
-    step_cells: Type[StepCells] = StepCells  # how scope "step" is judged at size
+    scopes: tuple[str, ...] = SCOPES  # the scopes that such a loss has
+    cells: type[Cells] = Cells  # how scope "loss" is judged at size
+    step_cells: type[StepCells] = StepCells  # how scope "step" is judged at size
     approximate = False  # whether the loss is approximate by design, with a `gap` to the exact loss
-    tensors: Tuple[str, ...] = ("logits",)  # names of the first arguments of the package's function
-    projections: Tuple[str, ...] = ()  # layers beside the joiner's that the step trains
+    tensors: tuple[str, ...] = ("logits",)  # names of the first arguments of the package's function
+    projections: tuple[str, ...] = ()  # layers beside the joiner's that the step trains
 
     def __init__(self, adapter: Adapter):
         self.adapter = adapter
@@ -42,7 +44,9 @@ class Layout:
         settings = self.adapter.settings
         further = self.adapter.outputs(settings.vocab_size) - settings.vocab_size
         output = inputs.layer("output", settings, device, dtype, further)
-        return Joiner(output, {name: inputs.layer(name, settings, device, dtype) for name in self.projections})
+        return Joiner(
+            output, {name: inputs.layer(name, settings, device, dtype) for name in self.projections}
+        )
 
     def prepare(self, batch: Batch) -> Any:
         """Return what the adapter makes of targets and lengths.  Untimed, so it gets no outputs."""
@@ -63,17 +67,21 @@ class Layout:
         with stage("loss"):
             return self.loss(given, batch, prepared)
 
-    def of_leaves(self, leaves: Mapping[str, torch.Tensor], batch: Batch, prepared: Any) -> torch.Tensor:
+    def of_leaves(
+        self, leaves: Mapping[str, torch.Tensor], batch: Batch, prepared: Any
+    ) -> torch.Tensor:
         """Return the adapter's loss of the leaves of a step of the first scope."""
         return self.loss(leaves["given"], batch, prepared)
 
-    def trained_beside(self, model: Joiner, batch: Batch) -> Union[float, torch.Tensor]:
-        """Return the (N,) float64 losses that the step adds to those of the lattice, 0.0 for none; differentiable."""
+    def trained_beside(self, model: Joiner, batch: Batch) -> float | torch.Tensor:
+        """Return the (N,) float64 losses that the step adds to those of the lattice, 0.0 for none;
+        differentiable."""
         return 0.0
 
-    def padding(self, shapes: Shapes, T: int, U: int) -> Optional[List[Region]]:
-        """Return the regions of padded logits that belong to no utterance; None if the layout has no padding."""
-        regions: List[Region] = []
+    def padding(self, shapes: Shapes, T: int, U: int) -> list[Region] | None:
+        """Return the regions of padded logits that belong to no utterance; None if the layout has
+        no padding."""
+        regions: list[Region] = []
         for n, (frames, targets) in enumerate(shapes):
             regions += [(n, slice(frames, None))] if frames < T else []
             regions += [(n, slice(None), slice(targets + 1, None))] if targets < U else []
@@ -85,13 +93,16 @@ class Layout:
 
 
 class Packed(Layout):
-    """The layout of packed logits (sum T_i (U_i+1), V): the cells of each utterance, row-major, in turn."""
+    """The layout of packed logits (sum T_i (U_i+1), V): the cells of each utterance, row-major, in
+    turn."""
 
     cells = PackedCells
 
     def given(self, model, batch, prepared):
         cells = [
-            (batch.encoder_out[n, :T].unsqueeze(1) + batch.decoder_out[n, : U + 1].unsqueeze(0)).flatten(0, 1)
+            (
+                batch.encoder_out[n, :T].unsqueeze(1) + batch.decoder_out[n, : U + 1].unsqueeze(0)
+            ).flatten(0, 1)
             for n, (T, U) in enumerate(batch.shapes)
         ]
         return model(torch.cat(cells))
@@ -102,14 +113,17 @@ class Packed(Layout):
     def take(self, logits, batch, prepared):
         if all((T, U + 1) == logits.shape[1:3] for T, U in batch.shapes):
             return logits.flatten(0, 2)  # a view, where there is no padding
-        return torch.cat([logits[n, :T, : U + 1].flatten(0, 1) for n, (T, U) in enumerate(batch.shapes)])
+        return torch.cat(
+            [logits[n, :T, : U + 1].flatten(0, 1) for n, (T, U) in enumerate(batch.shapes)]
+        )
 
 
 class Joint(Layout):
-    """The layout of losses that contain the joiner: encoder and decoder outputs, and the output layer.
+    """The layout of losses that contain the joiner: encoder and decoder outputs, and the output
+    layer.
 
-    logits = tanh(encoder_out[t] + decoder_out[u]) weight^T + bias.  Such a loss gives the gradients of all four, and
-    has no scope "loss", since it takes no logits.
+    logits = tanh(encoder_out[t] + decoder_out[u]) weight^T + bias.  Such a loss gives the gradients
+    of all four, and has no scope "loss", since it takes no logits.
     """
 
     scopes = ("step",)
@@ -127,21 +141,24 @@ class Joint(Layout):
 def joined(
     encoder_out: torch.Tensor, decoder_out: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
 ) -> torch.Tensor:
-    """Return the padded logits (N, T, U+1, V) of a joiner whose output layer has this weight and bias."""
+    """Return the padded logits (N, T, U+1, V) of a joiner whose output layer has this weight and
+    bias."""
     hidden = torch.tanh(encoder_out.unsqueeze(2) + decoder_out.unsqueeze(1))
     return torch.nn.functional.linear(hidden, weight, bias)
 
 
 class ByUtterance(Joint):
-    """The layout of a loss of logits that is given those of one utterance at a time, cut to its own T and U.
+    """The layout of a loss of logits that is given those of one utterance at a time, cut to its own
+    T and U.
 
-    Joiner and loss of each utterance are under torch.utils.checkpoint: forward keeps no logits, and backward makes them
-    again, one utterance after the other.  So the step holds the logits of one utterance, for one more forward.  It is
-    how people train with such a loss when the logits of the batch do not fit.
+    Joiner and loss of each utterance are under torch.utils.checkpoint: forward keeps no logits, and
+    backward makes them again, one utterance after the other.  So the step holds the logits of one
+    utterance, for one more forward.  It is how people train with such a loss when the logits of the
+    batch do not fit.
 
-    The checkpoint is the reentrant one: its forward makes no graph, so losses that compute their gradient there leave
-    it out, and none is kept.  The other kind keeps what a loss stores as an attribute of its ctx, as
-    optimized_transducer does: the logits of all utterances.
+    The checkpoint is the reentrant one: its forward makes no graph, so losses that compute their
+    gradient there leave it out, and none is kept.  The other kind keeps what a loss stores as an
+    attribute of its ctx, as optimized_transducer does: the logits of all utterances.
     """
 
     def __init__(self, adapter: Adapter):
@@ -150,12 +167,15 @@ class ByUtterance(Joint):
 
     def prepare(self, batch):
         pieces = [batch.utterance(n) for n in range(len(batch.shapes))]
-        return SimpleNamespace(pieces=[(piece, self.adapter.prepare(piece.labels)) for piece in pieces])
+        return SimpleNamespace(
+            pieces=[(piece, self.adapter.prepare(piece.labels)) for piece in pieces]
+        )
 
     def of_leaves(self, leaves, batch, prepared):
         encoder_out, decoder_out, weight, bias = leaves.values()
         losses = []
-        # By split, whose backward writes each utterance's gradient once; slices would each add one of the whole batch.
+        # By split, whose backward writes each utterance's gradient once; slices would each add one
+        # of the whole batch.
         outputs = zip(encoder_out.split(1), decoder_out.split(1))
         for (of_frames, of_targets), (piece, of_piece) in zip(outputs, prepared.pieces):
             ((T, U),) = piece.shapes
@@ -183,9 +203,9 @@ class Pruned(Layout):
     """The layout of pruned logits (N, T, S, V) of the S symbols in `prepared.ranges` (N, T, S).
 
     Kuang et al., "Pruned RNN-T for fast, memory-efficient ASR training", 2022, as icefall trains it
-    (egs/librispeech/ASR/pruned_transducer_stateless2).  The smoothed simple loss of encoder and decoder outputs,
-    projected to V, gives the ranges, and 0.5 x simple + pruned loss is differentiated.  The adapter has the methods of
-    benchmark_k2_pruned.K2Pruned.
+    (egs/librispeech/ASR/pruned_transducer_stateless2).  The smoothed simple loss of encoder and
+    decoder outputs, projected to V, gives the ranges, and 0.5 x simple + pruned loss is
+    differentiated.  The adapter has the methods of benchmark_k2_pruned.K2Pruned.
     """
 
     approximate = True
@@ -194,20 +214,23 @@ class Pruned(Layout):
     projections = ("am", "lm")
     adapter: Any
 
-    def scores(self, model: Joiner, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
+    def scores(self, model: Joiner, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the scores am (N, T, V) and lm (N, U+1, V) of the simple loss."""
         with stage("projections"):
             return model.extra["am"](batch.encoder_out), model.extra["lm"](batch.decoder_out)
 
-    def both(self, model: Joiner, batch: Batch, prepared: Any) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return (summed simple loss, pruned logits); set `prepared.ranges` to the ranges that it gives."""
+    def both(self, model: Joiner, batch: Batch, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (summed simple loss, pruned logits); set `prepared.ranges` to the ranges that it
+        gives."""
         am, lm = self.scores(model, batch)
         with stage("simple loss"):
             simple_loss, arc_gradients = self.adapter.simple_loss(am, lm, prepared)
         with stage("prune ranges"):
             prepared.ranges = self.adapter.ranges(arc_gradients, prepared)
         with stage("pruning"):
-            encoder_out, decoder_out = self.adapter.pruned(batch.encoder_out, batch.decoder_out, prepared.ranges)
+            encoder_out, decoder_out = self.adapter.pruned(
+                batch.encoder_out, batch.decoder_out, prepared.ranges
+            )
         with stage("joiner"):
             return simple_loss, model(encoder_out + decoder_out)
 
@@ -222,7 +245,10 @@ class Pruned(Layout):
 
     def trained_beside(self, model, batch):
         am, lm = self.scores(model, batch)
-        joint, lm_alone = (am.unsqueeze(2) + lm.unsqueeze(1)).log_softmax(-1), lm.log_softmax(-1).unsqueeze(1)
+        joint, lm_alone = (
+            (am.unsqueeze(2) + lm.unsqueeze(1)).log_softmax(-1),
+            lm.log_softmax(-1).unsqueeze(1),
+        )
         lm_scale = self.adapter.lm_only_scale
         smoothed = (1 - lm_scale) * joint + lm_scale * lm_alone
         return SIMPLE_LOSS_SCALE * oracle.arc_losses(smoothed, batch.targets, batch.shapes)
@@ -231,14 +257,21 @@ class Pruned(Layout):
         return [(n, slice(frames, None)) for n, (frames, _) in enumerate(shapes)]
 
     def take(self, logits, batch, prepared):
-        """Return the logits, with all of U in the range of every frame, so that the pruned loss is exact."""
+        """Return the logits, with all of U in the range of every frame, so that the pruned loss is
+        exact."""
         N, T, U1, _ = logits.shape
         prepared.ranges = torch.arange(U1, device=logits.device).expand(N, T, U1)
         return logits
 
 
-#: By the names that adapters use; rnnt_bench.core.implementations.LAYOUTS has the kind of loss of each.
-LAYOUTS: Dict[str, Type[Layout]] = {"padded": Layout, "packed": Packed, "joint": Joint, "pruned": Pruned}
+#: By the names that adapters use; rnnt_bench.core.implementations.LAYOUTS has the kind of loss of
+#: each.
+LAYOUTS: dict[str, type[Layout]] = {
+    "padded": Layout,
+    "packed": Packed,
+    "joint": Joint,
+    "pruned": Pruned,
+}
 
 
 def of(adapter: Adapter) -> Layout:

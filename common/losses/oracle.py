@@ -1,15 +1,18 @@
-"""The transducer loss in float64, simple enough to check by eye: every implementation is judged by it.
+"""The transducer loss in float64, simple enough to check by eye: every implementation is judged by
+it.
 
-Graves, "Sequence Transduction with Recurrent Neural Networks" (2012), section 2.4: forward variables alpha(t, u) and
-backward variables beta(t, u) over the lattice of T frames and U targets, and the posterior of each arc from their
-product.  Beside the table of rnnt_bench.losses.topologies, which `reference` reads too, it shares no code with the
-implementations that it judges.  A test compares it with a sum over all paths.
+Graves, "Sequence Transduction with Recurrent Neural Networks" (2012), section 2.4: forward
+variables alpha(t, u) and backward variables beta(t, u) over the lattice of T frames and U targets,
+and the posterior of each arc from their product.  Beside the table of rnnt_bench.losses.topologies,
+which `reference` reads too, it shares no code with the implementations that it judges.  A test
+compares it with a sum over all paths.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, List, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +22,9 @@ from rnnt_bench.losses.topologies import REGULAR, Arc, Topology, chosen, next_ta
 LOG_ZERO = -math.inf
 
 
-def _by_diagonal(arcs: Sequence[Arc], dtype: Any = np.float64) -> List[np.ndarray]:
-    """Return the weights (T + U + 1, U + 1) of each arc: [t + u, u] is that of cell (t, u), LOG_ZERO outside."""
+def _by_diagonal(arcs: Sequence[Arc], dtype: Any = np.float64) -> list[np.ndarray]:
+    """Return the weights (T + U + 1, U + 1) of each arc: [t + u, u] is that of cell (t, u),
+    LOG_ZERO outside."""
     T, U1 = arcs[0].weight.shape
     t, u = np.arange(T + U1)[:, None] - np.arange(U1), np.arange(U1)
     weights = []
@@ -32,7 +36,8 @@ def _by_diagonal(arcs: Sequence[Arc], dtype: Any = np.float64) -> List[np.ndarra
 
 
 def _forward(arcs: Sequence[Arc], weights: Sequence[np.ndarray]) -> np.ndarray:
-    """Return alpha, arranged as the weights of `_by_diagonal` are; its last number is that of (T, U)."""
+    """Return alpha, arranged as the weights of `_by_diagonal` are; its last number is that of (T,
+    U)."""
     alpha = np.full_like(weights[0], LOG_ZERO)
     alpha[0, 0] = 0.0
     steps, U1 = alpha.shape
@@ -40,7 +45,9 @@ def _forward(arcs: Sequence[Arc], weights: Sequence[np.ndarray]) -> np.ndarray:
         for (dt, du, _), skewed in zip(arcs, weights):
             ahead = step + dt + du
             if ahead < steps:
-                alpha[ahead, du:] = np.logaddexp(alpha[ahead, du:], (alpha[step] + skewed[step])[: U1 - du])
+                alpha[ahead, du:] = np.logaddexp(
+                    alpha[ahead, du:], (alpha[step] + skewed[step])[: U1 - du]
+                )
     return alpha
 
 
@@ -48,12 +55,14 @@ def log_likelihood(arcs: Sequence[Arc]) -> float:
     return float(_forward(arcs, _by_diagonal(arcs))[-1, -1])
 
 
-def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> Tuple[float, List[torch.Tensor]]:
-    """Return the log-likelihood of an utterance, and the posterior probability (T, U+1) of each of its arcs.
+def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> tuple[float, list[torch.Tensor]]:
+    """Return the log-likelihood of an utterance, and the posterior probability (T, U+1) of each of
+    its arcs.
 
-    A posterior is the derivative of the log-likelihood with respect to the weight (T, U+1) of the arc.  If there is no
-    path the log-likelihood is -inf and the posteriors are zero.  Cells that have t + u in common do not depend on each
-    other, so they are one step.  dtype: of the sums; numpy.float32 tells what a right loss in float32 loses.
+    A posterior is the derivative of the log-likelihood with respect to the weight (T, U+1) of the
+    arc.  If there is no path the log-likelihood is -inf and the posteriors are zero.  Cells that
+    have t + u in common do not depend on each other, so they are one step.  dtype: of the sums;
+    numpy.float32 tells what a right loss in float32 loses.
     """
     weights = _by_diagonal(arcs, dtype)
     alpha = _forward(arcs, weights)
@@ -65,7 +74,9 @@ def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> Tuple[float, List[t
         for (dt, du, _), skewed in zip(arcs, weights):
             ahead = step + dt + du
             if ahead < steps:
-                beta[step, : U1 - du] = np.logaddexp(beta[step, : U1 - du], skewed[step, : U1 - du] + beta[ahead, du:])
+                beta[step, : U1 - du] = np.logaddexp(
+                    beta[step, : U1 - du], skewed[step, : U1 - du] + beta[ahead, du:]
+                )
     total = float(alpha[-1, -1])
     posteriors = []
     for (dt, du, _), skewed in zip(arcs, weights):
@@ -78,26 +89,41 @@ def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> Tuple[float, List[t
     return total, posteriors
 
 
-def of_parts(parts: torch.Tensor, topology: Topology = REGULAR, dtype: Any = np.float64) -> Tuple[float, torch.Tensor]:
-    """Return an utterance's log-likelihood, summed in `dtype`, and its derivatives by its parts (T, U+1, P) float64."""
+def of_parts(
+    parts: torch.Tensor, topology: Topology = REGULAR, dtype: Any = np.float64
+) -> tuple[float, torch.Tensor]:
+    """Return an utterance's log-likelihood, summed in `dtype`, and its derivatives by its parts (T,
+    U+1, P) float64."""
     with torch.enable_grad():
         leaf = parts.detach().cpu().double().requires_grad_()
         arcs = topology.arcs(leaf)
         total, posteriors = lattice(arcs, dtype)
         weights = [arc.weight for arc in arcs]
-        taken = [(weight, posterior) for weight, posterior in zip(weights, posteriors) if weight.requires_grad]
-        products = [(weight.masked_fill(posterior == 0, 0.0) * posterior).sum() for weight, posterior in taken]
+        taken = [
+            (weight, posterior)
+            for weight, posterior in zip(weights, posteriors)
+            if weight.requires_grad
+        ]
+        products = [
+            (weight.masked_fill(posterior == 0, 0.0) * posterior).sum()
+            for weight, posterior in taken
+        ]
         (derivatives,) = torch.autograd.grad(sum(products, leaf.new_zeros(())), leaf)
     return total, derivatives
 
 
 def cell_gradient(
-    logits: torch.Tensor, target: torch.Tensor, derivatives: torch.Tensor, blank: int = 0, topology: Topology = REGULAR
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    derivatives: torch.Tensor,
+    blank: int = 0,
+    topology: Topology = REGULAR,
 ) -> torch.Tensor:
-    """Return the float64 gradient (..., C) of the loss with respect to the logits (..., C) of some cells.
-
-    target: (...) int64, the next target of each cell, or any symbol; derivatives: (..., P), of `of_parts`, for these
+    """Return the float64 gradient (..., C) of the loss with respect to the logits (..., C) of some
     cells.
+
+    target: (...) int64, the next target of each cell, or any symbol; derivatives: (..., P), of
+    `of_parts`, for these cells.
     """
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()
@@ -107,16 +133,19 @@ def cell_gradient(
 
 
 def needed_cells(of_cells: torch.Tensor, dtype: torch.dtype) -> int:
-    """Return how many cells have a posterior that a gradient can tell from zero; half precision is summed in float32.
+    """Return how many cells have a posterior that a gradient can tell from zero; half precision is
+    summed in float32.
 
-    The posteriors of a frame sum to 1 or more, so less than half of the dtype's epsilon is lost in sums over it.
+    The posteriors of a frame sum to 1 or more, so less than half of the dtype's epsilon is lost in
+    sums over it.
     """
     summed_in = torch.float64 if dtype == torch.float64 else torch.float32
     return int((of_cells >= torch.finfo(summed_in).eps / 2).sum())
 
 
 class _Lattice(torch.autograd.Function):
-    """-log-likelihood (N,) of utterances from the parts of their cells, with the gradient of `of_parts`."""
+    """-log-likelihood (N,) of utterances from the parts of their cells, with the gradient of
+    `of_parts`."""
 
     @staticmethod
     def forward(ctx, parts, shapes, topology):
@@ -140,14 +169,15 @@ class _Lattice(torch.autograd.Function):
 def arc_losses(
     log_probs: torch.Tensor,
     targets: torch.Tensor,
-    shapes: Sequence[Tuple[int, int]],
+    shapes: Sequence[tuple[int, int]],
     blank: int = 0,
     topology: Topology = REGULAR,
 ) -> torch.Tensor:
-    """Return the (N,) float64 losses of log-probabilities (N, T, U+1, V) on the CPU, normalised or not; differentiable.
+    """Return the (N,) float64 losses of log-probabilities (N, T, U+1, V) on the CPU, normalised or
+    not; differentiable.
 
-    Cells outside an utterance's (T, U+1) get zero gradient.  topology: one whose parts are blank and the next target
-    alone.
+    Cells outside an utterance's (T, U+1) get zero gradient.  topology: one whose parts are blank
+    and the next target alone.
     """
     following = next_targets(targets, *log_probs.shape[1:3])
     return _Lattice.apply(chosen(log_probs, following, blank).double(), shapes, topology)
@@ -156,7 +186,7 @@ def arc_losses(
 def losses(
     logits: torch.Tensor,
     targets: torch.Tensor,
-    shapes: Sequence[Tuple[int, int]],
+    shapes: Sequence[tuple[int, int]],
     blank: int = 0,
     topology: Topology = REGULAR,
 ) -> torch.Tensor:
@@ -173,7 +203,8 @@ def losses(
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest absolute difference over the largest expected magnitude; infinite if one is not finite."""
+    """Return the largest absolute difference over the largest expected magnitude; infinite if one
+    is not finite."""
     actual, expected = (tensor.detach().cpu().double() for tensor in (actual, expected))
     difference = (actual - expected).abs().max().item() if expected.numel() else 0.0
     if math.isnan(difference):

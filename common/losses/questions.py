@@ -1,16 +1,18 @@
-"""Ask a loss the questions of the table: make joiner, batches and steps of one, and let `losses.judge` run and compare.
+"""Ask a loss the questions of the table: make joiner, batches and steps of one, and let
+`losses.judge` run and compare.
 
-The correctness pass asks a small loss all that are JUDGED, and a measured batch; a timed process of the first rounds
-asks one HARD question at its size after its last sample (passes/after_timing.py).
+The correctness pass asks a small loss all that are JUDGED, and a measured batch; a timed process of
+the first rounds asks one HARD question at its size after its last sample (passes/after_timing.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any, Iterator, List, Sequence, Tuple
+from typing import Any
 
 import torch
 
@@ -20,12 +22,20 @@ from rnnt_bench.losses import inputs, layouts
 from rnnt_bench.losses.adapter import Adapter, OfFunction
 from rnnt_bench.losses.inputs import OUTPUTS, Batch, Joiner
 from rnnt_bench.losses.judge import ONE, Answer, ask
-from rnnt_bench.losses.step import LossStep, NotOfEach, changed, fingerprints, leaves_of, prepare, run_together
+from rnnt_bench.losses.step import (
+    LossStep,
+    NotOfEach,
+    changed,
+    fingerprints,
+    leaves_of,
+    prepare,
+    run_together,
+)
 
 #: Frames whose logits say how far the weights are scaled.
 FEW_FRAMES = 8
-#: Cells from which on a batch is long: for a loss that loops over them in Python, and where few frames have as many
-#: targets.
+#: Cells from which on a batch is long: for a loss that loops over them in Python, and where few
+#: frames have as many targets.
 LONG = 20_000
 
 
@@ -50,7 +60,7 @@ def freeze(question: Question, model: Joiner, batches: Sequence[Batch]) -> None:
             fill_padding(batch, question.garbage)
 
 
-def factors_of(question: Question) -> List[torch.Tensor]:
+def factors_of(question: Question) -> list[torch.Tensor]:
     """Return the factors of each loss in flight; those of utterances are of one loss."""
     upstream = torch.tensor(question.upstream, dtype=torch.float64)
     if question.of_utterances:
@@ -62,7 +72,11 @@ def of_dtype(question: Question, dtype: str) -> Question:
     """Return a question as the dtype can hold it."""
     if dtype in ("float32", "float64"):
         return question
-    upstream = tuple(max(-100.0, min(factor, 100.0)) for factor in question.upstream) if dtype == "float16" else None
+    upstream = (
+        tuple(max(-100.0, min(factor, 100.0)) for factor in question.upstream)
+        if dtype == "float16"
+        else None
+    )
     largest = None if question.largest is None else min(question.largest, 2.0)
     return question.but(upstream=upstream or question.upstream, largest=largest, offset=0.0)
 
@@ -73,7 +87,8 @@ def first(adapter: Adapter) -> Question:
 
 
 def small(adapter: Adapter) -> Iterator[Question]:
-    """Yield the questions of small batches; in a simulator, which would take hours, the first and its utterances."""
+    """Yield the questions of small batches; in a simulator, which would take hours, the first and
+    its utterances."""
     yield first(adapter)
     for n, (T, U) in enumerate(adapter.lengthened(SHAPES)):
         if U > 0:  # some losses refuse a batch with no target at all
@@ -88,7 +103,11 @@ def small(adapter: Adapter) -> Iterator[Question]:
         if adapter.takes(question.shapes) and not too_long and (takes_many or not is_many):
             yield question
     yield from partly_frozen(adapter)
-    yield Question(title="other numbers in the first batch's shapes", shapes=adapter.lengthened(SHAPES), draw=19)
+    yield Question(
+        title="other numbers in the first batch's shapes",
+        shapes=adapter.lengthened(SHAPES),
+        draw=19,
+    )
 
 
 def partly_frozen(adapter: Adapter) -> Iterator[Question]:
@@ -102,52 +121,79 @@ def partly_frozen(adapter: Adapter) -> Iterator[Question]:
 
 
 def answers(
-    adapter: Adapter, device: torch.device, dtype: torch.dtype, asked: Sequence[Question], **how: Any
-) -> Iterator[Tuple[Question, Answer]]:
-    """Yield the answer of each question in each scope that it is asked in; `how` goes to `judge.ask`."""
+    adapter: Adapter,
+    device: torch.device,
+    dtype: torch.dtype,
+    asked: Sequence[Question],
+    **how: Any,
+) -> Iterator[tuple[Question, Answer]]:
+    """Yield the answer of each question in each scope that it is asked in; `how` goes to
+    `judge.ask`."""
     for question in asked:
-        scopes: Tuple[str, ...] = layouts.of(adapter).scopes
+        scopes: tuple[str, ...] = layouts.of(adapter).scopes
         question = of_dtype(question, adapter.settings.dtype)
         if question.logits == "sine":
             scopes = scopes[:1]
-        elif dtype in (torch.float16, torch.bfloat16) and (question.logits == "trained" or question.largest):
-            scopes = tuple(scope for scope in scopes if scope == "loss")  # the joiner's own rounding is larger
+        elif dtype in (torch.float16, torch.bfloat16) and (
+            question.logits == "trained" or question.largest
+        ):
+            # the joiner's own rounding is larger
+            scopes = tuple(scope for scope in scopes if scope == "loss")
         elif question.frozen or question.of_utterances:
             scopes = scopes[-1:] if question.frozen else scopes[:1]
         for scope in scopes:
-            if question.of_utterances and ("none" in adapter.reductions or isinstance(adapter, OfFunction)):
-                with contextlib.suppress(NotOfEach):  # a function, or an adapter's own `loss`, may return the sum
-                    yield question, answer(adapter.but(reduction="none"), question, device, dtype, scope, **how)
+            if question.of_utterances and (
+                "none" in adapter.reductions or isinstance(adapter, OfFunction)
+            ):
+                # a function, or an adapter's own `loss`, may return the sum
+                with contextlib.suppress(NotOfEach):
+                    yield (
+                        question,
+                        answer(
+                            adapter.but(reduction="none"), question, device, dtype, scope, **how
+                        ),
+                    )
                     continue
             with contextlib.suppress(*[Exception] * question.may_refuse):
                 yield question, answer(adapter, question, device, dtype, scope, **how)
 
 
 def answer(
-    adapter: Adapter, question: Question, device: torch.device, dtype: torch.dtype, scope: str, **how: Any
+    adapter: Adapter,
+    question: Question,
+    device: torch.device,
+    dtype: torch.dtype,
+    scope: str,
+    **how: Any,
 ) -> Answer:
     """Return the answer of a question about a small batch.
 
-    A loss without the reduction "none" is given each utterance alone, all in flight, for a factor for each."""
+    A loss without the reduction "none" is given each utterance alone, all in flight, for a factor
+    for each."""
     factors = factors_of(question)
     if question.of_utterances and adapter.reduction != "none":
         factors = [*factors[0]]
     wide, model, batches = given(adapter, question, device, dtype)
     if question.earlier:
-        before = given(adapter, Question(shapes=question.earlier, draw=question.draw + 1), device, dtype)[2]
+        before = given(
+            adapter, Question(shapes=question.earlier, draw=question.draw + 1), device, dtype
+        )[2]
         how.get("run", run_together)([prepare(wide, model, before[0], scope)], [ONE])
 
-    def again() -> Tuple[Joiner, List[LossStep]]:
+    def again() -> tuple[Joiner, list[LossStep]]:
         _, model, batches = given(adapter, question, device, dtype)
         return model, steps_of(wide, question, model, batches, scope)
 
-    return ask(wide, model, steps_of(wide, question, model, batches, scope), scope, again, factors, **how)
+    return ask(
+        wide, model, steps_of(wide, question, model, batches, scope), scope, again, factors, **how
+    )
 
 
 def given(
     adapter: Adapter, question: Question, device: torch.device, dtype: torch.dtype
-) -> Tuple[Adapter, Joiner, List[Batch]]:
-    """Return (the adapter as the question needs it, with its range widened to all of U, the joiner, the batches)."""
+) -> tuple[Adapter, Joiner, list[Batch]]:
+    """Return (the adapter as the question needs it, with its range widened to all of U, the joiner,
+    the batches)."""
     N, T, U = inputs.padded_sizes(question.shapes)
     sine, settings, layout = question.logits == "sine", adapter.settings, layouts.of(adapter)
     settings = replace(
@@ -165,21 +211,31 @@ def given(
         D = 1 if "loss" in layout.scopes else wide.outputs(question.V)
         wide.settings = replace(settings, encoder_dim=D)
     model, source = layouts.of(wide).model(device, dtype), inputs.source_of(wide.settings)
-    sizes: Any = {"vocab_size": question.V, "encoder_dim": wide.settings.encoder_dim, "device": device, "dtype": dtype}
+    sizes: Any = {
+        "vocab_size": question.V,
+        "encoder_dim": wide.settings.encoder_dim,
+        "device": device,
+        "dtype": dtype,
+    }
     batches = []
     for number in range(1 + question.in_flight):
         shapes = question.shapes[::-1] if number else question.shapes
         key = (5, N, T, U) if sine else (settings.seed, question.draw + 100 * number)
-        batches.append(relabelled(question, inputs.make_batch(shapes, **sizes, key=key, source=source)))
+        batches.append(
+            relabelled(question, inputs.make_batch(shapes, **sizes, key=key, source=source))
+        )
     return wide, model, batches
 
 
 def relabelled(question: Question, batch: Batch) -> Batch:
-    """Return the batch with the targets and lengths that a question asks for; no other target is its blank."""
+    """Return the batch with the targets and lengths that a question asks for; no other target is
+    its blank."""
     if question.blank:
         batch.targets.masked_fill_(batch.targets == question.blank, 0)
     # without any target, they have no column
-    batch.targets = torch.nn.functional.pad(batch.targets, (0, question.slack[1]), value=0 if question.blank else 1)
+    batch.targets = torch.nn.functional.pad(
+        batch.targets, (0, question.slack[1]), value=0 if question.blank else 1
+    )
     if question.entry:
         name, index, value = question.entry
         getattr(batch, name)[index] = value
@@ -188,7 +244,7 @@ def relabelled(question: Question, batch: Batch) -> Batch:
 
 def steps_of(
     adapter: Adapter, question: Question, model: Joiner, batches: Sequence[Batch], scope: str
-) -> List[LossStep]:
+) -> list[LossStep]:
     """Return the steps of a question, whose numbers it writes into model and batches."""
     if question.logits == "sine":
         steps = [of_sines(adapter, question, model, batches[0], scope)]
@@ -204,17 +260,21 @@ def steps_of(
     return steps
 
 
-def of_sines(adapter: Adapter, question: Question, model: Joiner, batch: Batch, scope: str) -> LossStep:
+def of_sines(
+    adapter: Adapter, question: Question, model: Joiner, batch: Batch, scope: str
+) -> LossStep:
     """Return a step whose leaves, in turn, are sines: the same numbers on every machine."""
     N, T, U = inputs.padded_sizes(question.shapes)
     T, U = T + question.slack[0], U + question.slack[1]
     layout, output = layouts.of(adapter), model.output
-    sizes: List[Tuple[int, ...]] = [(N, T, U + 1, adapter.outputs(question.V))]
+    sizes: list[tuple[int, ...]] = [(N, T, U + 1, adapter.outputs(question.V))]
     if scope == "step":
         D = output.weight.size(1)
         sizes = [(N, T, D), (N, U + 1, D), tuple(output.weight.shape), tuple(output.bias.shape)]
     counts = [math.prod(size) for size in sizes]
-    numbers = (question.largest or 1.0) * torch.sin(0.7 * torch.arange(sum(counts), dtype=torch.float64))
+    numbers = (question.largest or 1.0) * torch.sin(
+        0.7 * torch.arange(sum(counts), dtype=torch.float64)
+    )
     leaves = [part.view(size).to(output.weight) for size, part in zip(sizes, numbers.split(counts))]
     if question.minus_inf is not None:  # of logits, or of the bias
         leaves[-1][..., question.minus_inf] = -math.inf
@@ -223,7 +283,8 @@ def of_sines(adapter: Adapter, question: Question, model: Joiner, batch: Batch, 
         output.weight.data, output.bias.data = leaves[2:]
     step = prepare(adapter, model, batch, scope, leaves[0] if scope == "loss" else None)
     step.overwrites = False
-    step.forward = lambda: layout.of_leaves(step.leaves, batch, step.prepared)  # of tensors that take a leaf's place
+    # of tensors that take a leaf's place
+    step.forward = lambda: layout.of_leaves(step.leaves, batch, step.prepared)
     for name, value in vars(step.prepared).items() if question.integers else ():
         if isinstance(value, torch.Tensor) and not value.is_floating_point():
             setattr(step.prepared, name, value.to(getattr(torch, question.integers)))
@@ -234,7 +295,9 @@ def alone(batch: Batch, n: int) -> Batch:
     """Return the utterance `n` alone, without padding, as a batch of new tensors."""
     piece = batch.utterance(n)
     new = {name: getattr(piece, name).clone() for name in ("targets", "T_lengths", "U_lengths")}
-    return replace(piece, **new, **{name: getattr(piece, name).clone().requires_grad_() for name in OUTPUTS})
+    return replace(
+        piece, **new, **{name: getattr(piece, name).clone().requires_grad_() for name in OUTPUTS}
+    )
 
 
 def fill_padding(batch: Batch, value: float) -> None:
@@ -254,10 +317,13 @@ def fill_inputs(layout: layouts.Layout, step: LossStep, value: float) -> None:
             step.given[region] = value
 
 
-def repeated(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Tuple[List[str], List[str]]:
+def repeated(
+    adapter: Adapter, device: torch.device, dtype: torch.dtype
+) -> tuple[list[str], list[str]]:
     """Ask the first question twice more, the last time with NaN in its padding.
 
-    Returns what has other bits when it is asked for again, and what is not finite where the padding holds NaN.
+    Returns what has other bits when it is asked for again, and what is not finite where the padding
+    holds NaN.
     """
     results = []
     for padding in (None, None, math.nan):
@@ -267,4 +333,8 @@ def repeated(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Tupl
         results.append({"loss": step.run(), **step.gradients()})
     before, again, reached = results
     differing = changed(fingerprints(before), again)
-    return differing, [name for name, values in reached.items() if values is not None and not values.isfinite().all()]
+    return differing, [
+        name
+        for name, values in reached.items()
+        if values is not None and not values.isfinite().all()
+    ]

@@ -1,47 +1,65 @@
-"""Say how far a right loss may be off: what rounding explains of a difference to the float64 oracle.
+"""Say how far a right loss may be off: what rounding explains of a difference to the float64
+oracle.
 
-Every judge of a loss asks `allowed`: the small batches, the measured batch, the losses after timing, the conformance
-cases.  The oracle is given the same numbers as the loss, so what is left of a right one is rounding (Higham 2002,
-Accuracy and Stability of Numerical Algorithms, 2.2, 3.1, 4.2):
+Every judge of a loss asks `allowed`: the small batches, the measured batch, the losses after
+timing, the conformance cases.  The oracle is given the same numbers as the loss, so what is left of
+a right one is rounding (Higham 2002, Accuracy and Stability of Numerical Algorithms, 2.2, 3.1,
+4.2):
 
-- A step of a path adds a log-probability, a score less its normaliser.  Each of the two is off by half a unit in the
-  last place, eps / 2 of the largest score: a product of matrices rounds the first, and which way depends on the
-  library and the processor.  Alike frames are rounded alike, so the errors of the T + U steps add up.
-- The addition rounds the running sum, which grows to the loss.  T + U of these are a random walk of sqrt(T + U) / 2
-  units in the last place.  Kernels that add up in another order lose some at any length: `PLACES`.
-- A posterior is the exponential of such a sum, so what the sum is off by, the posterior is off by relatively.
-- An entry of a gradient is a difference of posteriors of up to 1.  Where they cancel, the largest entry is small, and
-  what they are off by is not.
+- A step of a path adds a log-probability, a score less its normaliser.  Each of the two is off by
+  half a unit in the last place, eps / 2 of the largest score: a product of matrices rounds the
+  first, and which way depends on the library and the processor.  Alike frames are rounded alike, so
+  the errors of the T + U steps add up.
+- The addition rounds the running sum, which grows to the loss.  T + U of these are a random walk of
+  sqrt(T + U) / 2 units in the last place.  Kernels that add up in another order lose some at any
+  length: `PLACES`.
+- A posterior is the exponential of such a sum, so what the sum is off by, the posterior is off by
+  relatively.
+- An entry of a gradient is a difference of posteriors of up to 1.  Where they cancel, the largest
+  entry is small, and what they are off by is not.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Mapping, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-#: Units in the last place that sums as large as the loss may lose at least: float32 kernels lose 3 at T 400, 10 at 700.
+#: Units in the last place that sums as large as the loss may lose at least: float32 kernels lose 3
+#: at T 400, 10 at 700.
 PLACES = 4
-#: Frames of a long batch for each unit in the last place that its sums may lose: right float32 kernels lose one in 60
-#: at V 500, in 13 at V 4,096, where like numbers are rounded alike.
+#: Frames of a long batch for each unit in the last place that its sums may lose: right float32
+#: kernels lose one in 60 at V 500, in 13 at V 4,096, where like numbers are rounded alike.
 FRAMES_A_PLACE = 5
-#: An error in float32 of so many times what is allowed is imprecise, where the loss is right in float64.
+#: An error in float32 of so many times what is allowed is imprecise, where the loss is right in
+#: float64.
 IMPRECISE = 10.0
-#: A right sum counts as at least this share of the mean one, since rounding may exceed a smaller sum.
+#: A right sum counts as at least this share of the mean one, since rounding may exceed a smaller
+#: sum.
 FLOOR = 0.1
 
 
 class Precision(NamedTuple):
-    """What a right loss keeps of its numbers where sums are short."""
+    """Hold what a right loss keeps of its numbers where sums are short.
 
-    eps: float  # of the sums: those of float16 and bfloat16 must be in float32
-    error: float  # largest of the loss and of a gradient, relative to the largest entry
-    slope: float  # largest difference to 1 of the factor that fits a gradient best: errors of its entries average out
-    sums: float  # largest sum of differences over a frame, a symbol, ... as a share of the right sum
-    length: float  # largest error of the gradient of a leaf as a whole, as a share of its length
+    Attributes:
+        eps: of the sums: those of float16 and bfloat16 must be in float32
+        error: largest of the loss and of a gradient, relative to the largest entry
+        slope: largest difference to 1 of the factor that fits a gradient best: errors of its
+          entries average out
+        sums: largest sum of differences over a frame, a symbol, ... as a share of the right sum
+        length: largest error of the gradient of a leaf as a whole, as a share of its length
+    """
+
+    eps: float
+    error: float
+    slope: float
+    sums: float
+    length: float
 
 
-#: By dtype.  float16, TF32 and bfloat16 carry 3, 3 and 2 digits through joiner and loss; the gradient of a bias has few
-#: entries that average out.
+#: By dtype.  float16, TF32 and bfloat16 carry 3, 3 and 2 digits through joiner and loss; the
+#: gradient of a bias has few entries that average out.
 PRECISIONS: Mapping[str, Precision] = {
     "float64": Precision(eps=2**-52, error=1e-9, slope=1e-9, sums=1e-7, length=1e-2),
     "float32": Precision(eps=2**-23, error=1e-4, slope=2e-5, sums=1e-2, length=1e-2),
@@ -52,7 +70,8 @@ PRECISIONS: Mapping[str, Precision] = {
 
 
 class Allowed(NamedTuple):
-    """The largest errors of a right loss; `precise_...`: beyond these it is imprecise, though right."""
+    """The largest errors of a right loss; `precise_...`: beyond these it is imprecise, though
+    right."""
 
     loss: float  # relative
     gradient: float  # largest error over largest magnitude
@@ -71,11 +90,11 @@ class Allowed(NamedTuple):
 
 def allowed(
     dtype: str,
-    shapes: Sequence[Tuple[int, int]],
+    shapes: Sequence[tuple[int, int]],
     score: float,
     loss: float,
     *,
-    right: Optional[float] = None,
+    right: float | None = None,
     largest: float = 1.0,
     places: float = PLACES,
     negligible: float = 0.0,
@@ -88,7 +107,8 @@ def allowed(
         score: largest magnitude of the logits.
         loss: largest right loss of an utterance, in nats.
         right: the right loss that the error of the loss is relative to, `loss` by default.
-        largest: magnitude of the largest entry of the right gradient, of posteriors that may cancel.
+        largest: magnitude of the largest entry of the right gradient, of posteriors that may
+          cancel.
         places: units in the last place that sums as large as the loss may lose at least.
         negligible: posterior below which the loss leaves cells out of the gradient, by design.
     """

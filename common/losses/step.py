@@ -1,23 +1,25 @@
-"""Prepare one step of a loss on one batch (inputs and leaves, untimed), and run it (forward and backward, measured).
+"""Prepare one step of a loss on one batch (inputs and leaves, untimed), and run it (forward and
+backward, measured).
 
-Scope "loss": from what the loss is given (logits, ...) to its gradient, by torch.autograd.grad: `.backward()` would
-copy a gradient that a loss wrote over its logits, which no training step does (docs/method.md).  Scope "step": from
-encoder and decoder outputs through the joiner (packing or pruning included) and the loss to the gradients of
-encoder_out, decoder_out and all weights.
+Scope "loss": from what the loss is given (logits, ...) to its gradient, by torch.autograd.grad:
+`.backward()` would copy a gradient that a loss wrote over its logits, which no training step does
+(docs/method.md).  Scope "step": from encoder and decoder outputs through the joiner (packing or
+pruning included) and the loss to the gradients of encoder_out, decoder_out and all weights.
 
-Fingerprints tell without a copy whether two tensors are equal bit for bit.  All losses of a timing round are given the
-same numbers, and the oracle takes longer than a step.  So the jobs of a run leave right answers in a folder, by a
-digest of every bit that they depend on.
+Fingerprints tell without a copy whether two tensors are equal bit for bit.  All losses of a timing
+round are given the same numbers, and the oracle takes longer than a step.  So the jobs of a run
+leave right answers in a folder, by a digest of every bit that they depend on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any
 
 import torch
 
@@ -38,40 +40,53 @@ class LossStep:
     forward: Callable[[], torch.Tensor]  # returns the loss to differentiate
     batch: Batch
     prepared: Any  # what the adapter's `prepare` returned
-    leaves: Dict[str, torch.Tensor]  # tensors that get a gradient; in scope "loss" only "given", the input of the loss
+    # tensors that get a gradient; in scope "loss" only "given", the input of the loss
+    leaves: dict[str, torch.Tensor]
     overwrites: bool = False  # whether the loss may overwrite "given"
     forward_only: bool = False  # whether `run` makes no gradient
-    computed: Dict[str, Optional[torch.Tensor]] = field(default_factory=dict)  # the gradient of "given", after `run`
-    answer: Optional[torch.Tensor] = None  # the detached loss, after `run`
+    # the gradient of "given", after `run`
+    computed: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    answer: torch.Tensor | None = None  # the detached loss, after `run`
 
     @property
     def given(self) -> torch.Tensor:
         return self.leaves["given"]
 
-    def inputs(self) -> Dict[str, torch.Tensor]:
+    def inputs(self) -> dict[str, torch.Tensor]:
         """Return all that the loss reads and must leave as it is, by name."""
-        prepared = {name: value for name, value in vars(self.prepared).items() if isinstance(value, torch.Tensor)}
+        prepared = {
+            name: value
+            for name, value in vars(self.prepared).items()
+            if isinstance(value, torch.Tensor)
+        }
         batch = {name: getattr(self.batch, name) for name in ("targets", "T_lengths", "U_lengths")}
-        leaves = {("logits" if name == "given" else name): leaf for name, leaf in self.leaves.items()}
+        leaves = {
+            ("logits" if name == "given" else name): leaf for name, leaf in self.leaves.items()
+        }
         if self.overwrites:
             leaves.pop("logits", None)
         return {**prepared, **batch, **leaves}
 
-    def gradients(self) -> Dict[str, Optional[torch.Tensor]]:
-        """Return the gradient of each leaf by name, after `run`; None if the loss does not use the leaf.
+    def gradients(self) -> dict[str, torch.Tensor | None]:
+        """Return the gradient of each leaf by name, after `run`; None if the loss does not use the
+        leaf.
 
-        Raises TypeError for one of another class than torch.Tensor, which may put off its work until it is read.
+        Raises TypeError for one of another class than torch.Tensor, which may put off its work
+        until it is read.
         """
         gradients = self.computed or {name: leaf.grad for name, leaf in self.leaves.items()}
         for name, gradient in gradients.items():
             if gradient is not None and type(gradient) is not torch.Tensor:
-                raise TypeError(f"the gradient of {name} is a {type(gradient).__name__}: return a torch.Tensor")
+                raise TypeError(
+                    f"the gradient of {name} is a {type(gradient).__name__}: return a torch.Tensor"
+                )
         return gradients
 
     def run(self, after_forward: Callable[[], None] = lambda: None) -> torch.Tensor:
         """Run forward, call `after_forward`, and run backward; return the detached loss.
 
-        Raises TypeError or ValueError if the loss is no torch.Tensor of one element, or has no gradient.
+        Raises TypeError or ValueError if the loss is no torch.Tensor of one element, or has no
+        gradient.
         """
         with torch.set_grad_enabled(not self.forward_only):
             loss = self.forward()
@@ -84,19 +99,23 @@ class LossStep:
 
 
 def summed(loss: Any) -> torch.Tensor:
-    """Return a loss as it is.  Raises TypeError or ValueError if it is no torch.Tensor of one element."""
+    """Return a loss as it is.  Raises TypeError or ValueError if it is no torch.Tensor of one
+    element."""
     if type(loss) is not torch.Tensor:
         what = f"a {type(loss).__name__}"
         if isinstance(loss, (tuple, list)):
             what += f" of {len(loss)}"
         raise TypeError(f"the loss is {what}, not a torch.Tensor: return the sum over the batch")
     if loss.numel() != 1:  # some packages sum to (1,)
-        raise ValueError(f"the loss has the shape {tuple(loss.shape)}: return the sum over the batch")
+        raise ValueError(
+            f"the loss has the shape {tuple(loss.shape)}: return the sum over the batch"
+        )
     return loss
 
 
-def run_together(steps: Sequence[LossStep], factors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-    """Run forward of all steps, then one backward of the sum of their losses times `factors`; return the losses.
+def run_together(steps: Sequence[LossStep], factors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Run forward of all steps, then one backward of the sum of their losses times `factors`;
+    return the losses.
 
     factors: of each step, () of its sum or (N,) of the losses that its `forward` returns."""
     losses = []
@@ -104,12 +123,15 @@ def run_together(steps: Sequence[LossStep], factors: Sequence[torch.Tensor]) -> 
         loss = step.forward()
         losses.append(summed(loss) if factor.numel() == 1 else loss)
         step.answer = losses[-1].detach()
-    differentiate(torch.stack([weighted(loss, factor) for loss, factor in zip(losses, factors)]).sum(), steps)
+    differentiate(
+        torch.stack([weighted(loss, factor) for loss, factor in zip(losses, factors)]).sum(), steps
+    )
     return [loss.detach() for loss in losses]
 
 
 def differentiate(total: torch.Tensor, steps: Sequence[LossStep], again: bool = False) -> None:
-    """Make the gradients of the leaves of all steps.  Raises ValueError where the loss has no backward.
+    """Make the gradients of the leaves of all steps.  Raises ValueError where the loss has no
+    backward.
 
     again: whether the graph is differentiated again."""
     if not total.requires_grad:
@@ -118,7 +140,9 @@ def differentiate(total: torch.Tensor, steps: Sequence[LossStep], again: bool = 
         if "given" not in steps[0].leaves:
             total.backward(retain_graph=again)
             return
-        gradients = torch.autograd.grad(total, [step.given for step in steps], retain_graph=again, allow_unused=True)
+        gradients = torch.autograd.grad(
+            total, [step.given for step in steps], retain_graph=again, allow_unused=True
+        )
     except NotImplementedError as error:
         if "autograd.Function" not in str(error):
             raise
@@ -132,31 +156,41 @@ class NotOfEach(ValueError):
 
 
 def weighted(losses: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Return the sum of losses times factors, both (N,).  Raises NotOfEach where their numbers differ."""
+    """Return the sum of losses times factors, both (N,).  Raises NotOfEach where their numbers
+    differ."""
     if losses.numel() != factors.numel():
-        raise NotOfEach(f"the losses have the shape {tuple(losses.shape)}, not ({factors.numel()},)")
+        raise NotOfEach(
+            f"the losses have the shape {tuple(losses.shape)}, not ({factors.numel()},)"
+        )
     return (losses.reshape(-1) * factors.to(losses)).sum()
 
 
-def leaves_of(model: Joiner, batch: Batch) -> Dict[str, torch.Tensor]:
+def leaves_of(model: Joiner, batch: Batch) -> dict[str, torch.Tensor]:
     """Return the tensors that get a gradient in scope "step", by name."""
     outputs = {"encoder_out": batch.encoder_out, "decoder_out": batch.decoder_out}
     return {**outputs, **dict(model.named_parameters())}
 
 
 def prepare(
-    adapter: Adapter, model: Joiner, batch: Batch, scope: str, logits: Optional[torch.Tensor] = None
+    adapter: Adapter, model: Joiner, batch: Batch, scope: str, logits: torch.Tensor | None = None
 ) -> LossStep:
-    """Return a step of a scope with fresh leaves, after dropping the gradients of an earlier step.  Untimed.
+    """Return a step of a scope with fresh leaves, after dropping the gradients of an earlier step.
+    Untimed.
 
     logits: padded ones (N, T, U+1, V) in place of the joiner's, in scope "loss"."""
     model.zero_grad(set_to_none=True)
     layout = layouts.of(adapter)
     prepared = layout.prepare(batch)
     if scope == "step":
-        return LossStep(lambda: layout.step(model, batch, prepared), batch, prepared, leaves_of(model, batch))
+        return LossStep(
+            lambda: layout.step(model, batch, prepared), batch, prepared, leaves_of(model, batch)
+        )
     with torch.no_grad():
-        given = layout.given(model, batch, prepared) if logits is None else layout.take(logits, batch, prepared)
+        given = (
+            layout.given(model, batch, prepared)
+            if logits is None
+            else layout.take(logits, batch, prepared)
+        )
     given.requires_grad_()
 
     def forward() -> torch.Tensor:
@@ -168,11 +202,12 @@ def prepare(
 
 #: Elements that are brought to the host at a time.
 CHUNK = 1 << 24
-Tensors = Mapping[str, Optional[torch.Tensor]]
+Tensors = Mapping[str, torch.Tensor | None]
 
 
-def fingerprint(tensor: Optional[torch.Tensor]) -> bytes:
-    """Return a digest of the bits of `tensor`, the same in every process on its device; that of no bits for None."""
+def fingerprint(tensor: torch.Tensor | None) -> bytes:
+    """Return a digest of the bits of `tensor`, the same in every process on its device; that of no
+    bits for None."""
     digest = hashlib.blake2b(digest_size=16)
     if tensor is not None:
         for chunk in tensor.detach().reshape(-1).split(CHUNK):
@@ -184,9 +219,11 @@ def fingerprint(tensor: Optional[torch.Tensor]) -> bytes:
 
 
 def weighted_bits(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum of all 64-bit words of `values` (n,), each times a random odd number, modulo 2^64: (1,) int64.
+    """Return the sum of all 64-bit words of `values` (n,), each times a random odd number, modulo
+    2^64: (1,) int64.
 
-    Made on the device, since the host digests gigabytes of logits slower than a GPU takes to judge them."""
+    Made on the device, since the host digests gigabytes of logits slower than a GPU takes to judge
+    them."""
     # `contiguous` would keep the stride of a dimension of one element.
     bits = values.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     words = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).view(torch.int64)
@@ -195,25 +232,28 @@ def weighted_bits(values: torch.Tensor) -> torch.Tensor:
     return (words * factors).sum(0, keepdim=True)
 
 
-def fingerprints(tensors: Tensors) -> Dict[str, bytes]:
+def fingerprints(tensors: Tensors) -> dict[str, bytes]:
     return {name: fingerprint(tensor) for name, tensor in tensors.items()}
 
 
-def changed(before: Mapping[str, bytes], tensors: Tensors) -> List[str]:
+def changed(before: Mapping[str, bytes], tensors: Tensors) -> list[str]:
     """Return the names of `before` whose tensors now have other bits."""
     return [name for name, digest in before.items() if fingerprint(tensors[name]) != digest]
 
 
 def remembered(
-    folder: Optional[Path], question: object, tensors: Tensors, compute: Callable[[], List[float]]
-) -> List[float]:
-    """Return the numbers that `compute` makes of `tensors`, from `folder`, if any, where another job has left them.
+    folder: Path | None, question: object, tensors: Tensors, compute: Callable[[], list[float]]
+) -> list[float]:
+    """Return the numbers that `compute` makes of `tensors`, from `folder`, if any, where another
+    job has left them.
 
     question: what is computed, in words and numbers.
     """
     if folder is None:
         return compute()
-    shapes = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items() if tensor is not None}
+    shapes = {
+        name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items() if tensor is not None
+    }
     key = repr((question, sorted(fingerprints(tensors).items()), sorted(shapes.items(), key=str)))
     path = folder / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.json"
     with suppress(OSError, ValueError):

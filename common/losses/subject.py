@@ -1,11 +1,13 @@
-"""Prepare what a pass of a loss needs (the adapter, its model, the batches), and run the pass that a job asks for."""
+"""Prepare what a pass of a loss needs (the adapter, its model, the batches), and run the pass that
+a job asks for."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional
+from typing import Any
 
 from msgspec import structs
 
@@ -15,7 +17,8 @@ from rnnt_bench.core.settings import Settings
 from rnnt_bench.instruments import device
 from rnnt_bench.records.schema import Environment, JobLine
 
-#: Pass -> its module in rnnt_bench.losses.passes, which a job imports when it needs it, and its function there.
+#: Pass -> its module in rnnt_bench.losses.passes, which a job imports when it needs it, and its
+#: function there.
 FUNCTIONS = {
     "correctness": "correctness.run",
     "timing": "timing.run",
@@ -34,24 +37,30 @@ class Context:
     dtype: Any  # torch.dtype of the inputs and weights
     model: Any  # rnnt_bench.losses.inputs.Joiner
     all_batches: Any  # all batches of the shape file
-    batches: List[int]  # the measured ones, as indices into all_batches
-    round: Optional[int] = 1
+    batches: list[int]  # the measured ones, as indices into all_batches
+    round: int | None = 1
     forward_only: bool = False  # --mode forward; the correctness pass judges gradients in any case
-    folder: Optional[Path] = None  # where traces go
-    shared: Optional[Path] = None  # folder where the jobs of the run leave right answers, see step.remembered
+    folder: Path | None = None  # where traces go
+    # folder where the jobs of the run leave right answers, see step.remembered
+    shared: Path | None = None
     same_as: str = ""  # the row of the same code that is asked the questions that this one is not
-    seed: Optional[int] = None  # of what is asked after timing, see passes.after_timing
-    state: Dict[str, Any] = field(default_factory=dict)  # of device.state, before the script of the loss was loaded
-    held: Dict[int, Any] = field(default_factory=dict)  # inputs that were made ahead, by batch
+    seed: int | None = None  # of what is asked after timing, see passes.after_timing
+    # of device.state, before the script of the loss was loaded
+    state: dict[str, Any] = field(default_factory=dict)
+    held: dict[int, Any] = field(default_factory=dict)  # inputs that were made ahead, by batch
 
-    def make_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None):
-        """Return fresh inputs of a batch, or its first `utterances`: the same numbers for every implementation."""
+    def make_batch(self, batch: int, repeat: int = 0, utterances: int | None = None):
+        """Return fresh inputs of a batch, or its first `utterances`: the same numbers for every
+        implementation."""
         if utterances is None and batch in self.held:
             return self.held[batch].fresh()
         return self.new_batch(batch, repeat, utterances)
 
-    def new_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None, reverse: bool = False):
-        """Return inputs as `make_batch` does, but always in new tensors, even if those of the batch are held.
+    def new_batch(
+        self, batch: int, repeat: int = 0, utterances: int | None = None, reverse: bool = False
+    ):
+        """Return inputs as `make_batch` does, but always in new tensors, even if those of the batch
+        are held.
 
         reverse: whether the lengths of the utterances are in reverse order."""
         from rnnt_bench.losses import inputs
@@ -71,11 +80,13 @@ class Context:
         """Make the inputs of these batches now; all repeats of a batch then use the same."""
         self.held = {batch: self.make_batch(batch) for batch in set(batches)}
 
-    def step(self, scope: str, batch: int, repeat: int = 0, utterances: Optional[int] = None):
+    def step(self, scope: str, batch: int, repeat: int = 0, utterances: int | None = None):
         """Return a rnnt_bench.losses.step.LossStep on fresh inputs."""
         from rnnt_bench.losses import step
 
-        result = step.prepare(self.adapter, self.model, self.make_batch(batch, repeat, utterances), scope)
+        result = step.prepare(
+            self.adapter, self.model, self.make_batch(batch, repeat, utterances), scope
+        )
         result.forward_only = self.forward_only
         return result
 
@@ -86,12 +97,14 @@ class Context:
 
 
 def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
-    """Return the context of a job; raise NotRunnable if the loss cannot run here, UserError for bad settings."""
+    """Return the context of a job; raise NotRunnable if the loss cannot run here, UserError for bad
+    settings."""
     checks = job.get("pass") == "correctness"  # in float32 as it is: TF32 has three digits
     where = device.set_up_torch(replace(settings, tf32=settings.tf32 and not checks))
     import torch
 
-    importlib.import_module("rnnt_bench.instruments.clock")  # which keeps the clock as it is before the script
+    # which keeps the clock as it is before the script
+    importlib.import_module("rnnt_bench.instruments.clock")
     dtype, state = getattr(torch, settings.dtype), device.state()
     adapter = implementations.load(job["script"])(settings, job["variant"])
     adapter.load(where.type)
@@ -130,14 +143,21 @@ def check_shortest(adapter: Any, batches: Any, chosen: Iterable[int]) -> None:
     short = [index for index in chosen if not adapter.takes(batches[index])]
     if short:
         T, U = min(batches[short[0]].tolist(), key=lambda shape: adapter.takes([shape]))
-        which = "without tokens" if U < adapter.fewest_targets else f"of fewer than {adapter.fewest_frames} frames"
+        which = (
+            "without tokens"
+            if U < adapter.fewest_targets
+            else f"of fewer than {adapter.fewest_frames} frames"
+        )
         does = "refuses" if adapter.fewest_frames == 1 else "is wrong, without an error, for"
         words = f"{adapter.implementation.name} {does} utterances {which}; batch {short[0]} has one (T {T}, U {U})"
-        raise NotRunnable("unsupported", f"{words}: leave them out of the shape file, or the loss with --skip")
+        raise NotRunnable(
+            "unsupported", f"{words}: leave them out of the shape file, or the loss with --skip"
+        )
 
 
 def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
-    """Yield the ``environment`` record of a job of rnnt_bench.jobs.job, then the records of its pass."""
+    """Yield the ``environment`` record of a job of rnnt_bench.jobs.job, then the records of its
+    pass."""
     context = prepare(job, Settings.from_json(job["settings"]))
 
     def run_pass(context: Context) -> Iterator[JobLine]:
@@ -146,12 +166,16 @@ def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
             reason = f"under {variables} its kernels run in a simulator, whose times say nothing"
             raise NotRunnable("unsupported", f"{reason}: use --passes correctness")
         module, _, function = FUNCTIONS[job["pass"]].partition(".")
-        yield from getattr(importlib.import_module(f"rnnt_bench.losses.passes.{module}"), function)(context)
+        yield from getattr(importlib.import_module(f"rnnt_bench.losses.passes.{module}"), function)(
+            context
+        )
 
     return carried_out(context, run_pass)
 
 
-def carried_out(context: Context, run_pass: Callable[[Context], Iterator[JobLine]]) -> Iterator[JobLine]:
+def carried_out(
+    context: Context, run_pass: Callable[[Context], Iterator[JobLine]]
+) -> Iterator[JobLine]:
     """Yield the ``environment`` record, then the records of a pass.
 
     Raises NotRunnable, UserError, WrongResult, and whatever the loss raises.
@@ -159,7 +183,8 @@ def carried_out(context: Context, run_pass: Callable[[Context], Iterator[JobLine
     try:
         yield environment(context)
         yield from run_pass(context)
-    except ModuleNotFoundError as error:  # within the loss: this suite's modules and the package itself are imported
+    # within the loss: this suite's modules and the package itself are imported
+    except ModuleNotFoundError as error:
         needed = f"{context.adapter.name} needs {error.name}: {context.adapter.hint}"
         raise NotRunnable("missing", needed) from error
 

@@ -1,9 +1,10 @@
-"""Tell the author of a loss in one line what is wrong with its answer, where, and what it looks like."""
+"""Tell the author of a loss in one line what is wrong with its answer, where, and what it looks
+like."""
 
 from __future__ import annotations
 
 import math
-from typing import Dict, List, Sequence, Tuple
+from collections.abc import Sequence
 
 import torch
 
@@ -13,14 +14,16 @@ from rnnt_bench.losses.adapter import Adapter
 from rnnt_bench.losses.inputs import Batch
 from rnnt_bench.losses.judge import Answer, Judged, gradient_of
 
-Shapes = Sequence[Tuple[int, int]]
+Shapes = Sequence[tuple[int, int]]
 #: Largest relative difference between the ratio of the two values and a ratio with a known cause.
 NEAR = 1e-3
 #: Errors that the message names; the record has all.
 MOST_WRONG = 2
 
 
-def of_small(shapes: Shapes, answer: Answer, judged: List[Judged], fitting: Dict[str, float]) -> str:
+def of_small(
+    shapes: Shapes, answer: Answer, judged: list[Judged], fitting: dict[str, float]
+) -> str:
     """Return what is wrong with an answer about a small batch of `shapes`.
 
     fitting: the loss with each usual mistake, by its words."""
@@ -36,25 +39,28 @@ def of_small(shapes: Shapes, answer: Answer, judged: List[Judged], fitting: Dict
     name = gradient_of(worst.leaf)
     if leaf.missing:
         return f"{where}, the {name} is missing"
-    left = math.sqrt(max(leaf.distance - (leaf.factor - 1) ** 2 * leaf.square, 0.0) / max(leaf.square, 1e-30))
+    left = math.sqrt(
+        max(leaf.distance - (leaf.factor - 1) ** 2 * leaf.square, 0.0) / max(leaf.square, 1e-30)
+    )
     if left < min(NEAR * abs(leaf.factor), abs(leaf.factor - 1) / 2):
         digits = 4 if abs(leaf.factor - 1) > NEAR / 2 else 8
         reason = guess(leaf.factor, 1.0, shapes)
-        return (
-            f"{where}, the {name} is {leaf.factor:.{digits}g} times what is right{reason}; {worst.most:.0e} is allowed"
-        )
+        words = f"{where}, the {name} is {leaf.factor:.{digits}g} times what is right{reason}"
+        return f"{words}; {worst.most:.0e} is allowed"
     return f"{where}, the {name} is not: at {leaf.furthest}"
 
 
-def of_loss(answer: Answer, shapes: Shapes, fitting: Dict[str, float]) -> str:
+def of_loss(answer: Answer, shapes: Shapes, fitting: dict[str, float]) -> str:
     """Return the loss that is furthest off, the right one, and a guess at the cause."""
     n = int((answer.losses - answer.rights).abs().nan_to_num(nan=math.inf).argmax())
     loss, right = float(answer.losses[n]), float(answer.rights[n])
-    causes = [f", {words}?" for words, value in fitting.items() if math.isclose(loss, value, rel_tol=NEAR)]
+    causes = [
+        f", {words}?" for words, value in fitting.items() if math.isclose(loss, value, rel_tol=NEAR)
+    ]
     return f"loss {loss:.6g}, expected {right:.6g}{causes[0] if causes else guess(loss, right, shapes)}"
 
 
-def at_size(answer: Answer, judged: List[Judged]) -> str:
+def at_size(answer: Answer, judged: list[Judged]) -> str:
     """Return what is wrong with an answer about a batch of a run's size."""
     wrong = failing(answer, judged)
     words = [f"{line.what} {size(line.error)}, {line.most:.0e} is allowed" for line in wrong]
@@ -69,10 +75,14 @@ def at_size(answer: Answer, judged: List[Judged]) -> str:
     return "; ".join(words)
 
 
-def failing(answer: Answer, judged: List[Judged]) -> List[Judged]:
-    """Return the errors above what is allowed: of the loss, then of the leaf that is furthest off, and so on."""
+def failing(answer: Answer, judged: list[Judged]) -> list[Judged]:
+    """Return the errors above what is allowed: of the loss, then of the leaf that is furthest off,
+    and so on."""
     wrong = [line for line in judged if not line.error <= line.most]
-    return sorted(wrong, key=lambda line: -finite(answer.errors.leaves[line.leaf].error) if line.leaf else -math.inf)
+    return sorted(
+        wrong,
+        key=lambda line: -finite(answer.errors.leaves[line.leaf].error) if line.leaf else -math.inf,
+    )
 
 
 def size(error: float) -> str:
@@ -83,16 +93,19 @@ def sizes(shapes: Shapes) -> str:
     return f"N {len(shapes)}, T {max(T for T, _ in shapes)}, U {max(U for _, U in shapes)}"
 
 
-def mistakes(adapter: Adapter, logits: torch.Tensor, batch: Batch) -> Dict[str, float]:
-    """Return the summed loss with each usual mistake that this batch can show, by what the mistake is.
+def mistakes(adapter: Adapter, logits: torch.Tensor, batch: Batch) -> dict[str, float]:
+    """Return the summed loss with each usual mistake that this batch can show, by what the mistake
+    is.
 
     logits: (N, T, U+1, V) float64 on the CPU."""
     lattice, blank, shapes = adapter.lattice, adapter.blank, batch.shapes
     targets = batch.targets.cpu()
-    losses: Dict[str, float] = {}
+    losses: dict[str, float] = {}
     if min(T for T, _ in shapes) > 1:
         shorter = [(T - 1, U) for T, U in shapes]
-        losses["the loss of T - 1 frames"] = float(oracle.losses(logits, targets, shorter, blank, lattice).sum())
+        losses["the loss of T - 1 frames"] = float(
+            oracle.losses(logits, targets, shorter, blank, lattice).sum()
+        )
     ends = torch.stack([logits[n, T - 1, U] for n, (T, U) in enumerate(shapes)])
     final = lattice.parts(ends, torch.zeros(len(shapes), dtype=torch.int64), blank)[:, 0].sum()
     right = oracle.losses(logits, targets, shapes, blank, lattice).sum()
@@ -104,17 +117,29 @@ def mistakes(adapter: Adapter, logits: torch.Tensor, batch: Batch) -> Dict[str, 
 
 
 def guess(got: float, right: float, shapes: Shapes) -> str:
-    """Return a guess at the cause of the ratio of two losses, with a comma before it; "" if none is known."""
+    """Return a guess at the cause of the ratio of two losses, with a comma before it; "" if none is
+    known."""
     if not (math.isfinite(got) and math.isfinite(right) and right):
         return ""
     N, (T, U) = len(shapes), shapes[0]
-    ratios: List[Tuple[float, str]] = [(-1.0, "its negative: the log-likelihood?")]
+    ratios: list[tuple[float, str]] = [(-1.0, "its negative: the log-likelihood?")]
     if N > 1:
         ratios.append((1 / N, f"1/{N} of it, 1/N: a mean over the batch?"))
     else:
-        divisors = (("T", T), ("U", U), ("T + U", T + U), ("U + 1", U + 1), ("T x (U + 1)", T * (U + 1)))
-        ratios += [(1 / size, f"1/{size} of it: divided by {name}?") for name, size in divisors if size > 1]
-    ratios += [(1 / math.log(2), "1/log(2) times it: logarithms to the base 2?"), (2.0, "twice it: counted twice?")]
+        divisors = (
+            ("T", T),
+            ("U", U),
+            ("T + U", T + U),
+            ("U + 1", U + 1),
+            ("T x (U + 1)", T * (U + 1)),
+        )
+        ratios += [
+            (1 / size, f"1/{size} of it: divided by {name}?") for name, size in divisors if size > 1
+        ]
+    ratios += [
+        (1 / math.log(2), "1/log(2) times it: logarithms to the base 2?"),
+        (2.0, "twice it: counted twice?"),
+    ]
     for factor, words in ratios:
         if abs(got / right / factor - 1) < NEAR:
             return f", {words}"

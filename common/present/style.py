@@ -1,23 +1,25 @@
 """Define how plots look: colours, symbols, and the template that all of them share.
 
-An implementation has one look in every plot (`Row.look`): the colour of its family, which is its package, and a form
-(symbol, dashes) that sets it apart within the family.  The palette is Okabe and Ito's, which colour-blind
-people can tell apart, without its grey and its yellow, which is too light for a line.  Text, grid and outlines take
-their colours from page.css, so that they follow light, dark and print.
+An implementation has one look in every plot (`Row.look`): the colour of its family, which is its
+package, and a form (symbol, dashes) that sets it apart within the family.  The palette is Okabe and
+Ito's, which colour-blind people can tell apart, without its grey and its yellow, which is too light
+for a line.  Text, grid and outlines take their colours from page.css, so that they follow light,
+dark and print.
 """
 
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, floor, log10
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple
 
 from rnnt_bench.core import implementations, statistics
 from rnnt_bench.present.parts import Plotly
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#A56EFF", "#8A8F00")
-#: The package that a loss comes from -> the number of its colour in PALETTE.  There are more packages than colours: of
-#: two with one colour the second has other forms.
+#: The package that a loss comes from -> the number of its colour in PALETTE.  There are more
+#: packages than colours: of two with one colour the second has other forms.
 FAMILIES = {
     "torchaudio": 0,
     "optimized_transducer": 1,
@@ -87,15 +89,19 @@ class Look(NamedTuple):
     form: int = 0
 
 
-def looks(kinds: Mapping[str, Optional[str]]) -> Dict[str, Look]:
-    """Return the look of each implementation: the colour of its family, and the form of its kind, the next free one
-    where that is taken. A loss without a family has the first free colour. kinds: name -> kind."""
-    order = {implementation.name: index for index, implementation in enumerate(implementations.with_variants())}
+def looks(kinds: Mapping[str, str | None]) -> dict[str, Look]:
+    """Return the look of each implementation: the colour of its family, and the form of its kind,
+    the next free one where that is taken. A loss without a family has the first free colour. kinds:
+    name -> kind."""
+    order = {
+        implementation.name: index
+        for index, implementation in enumerate(implementations.with_variants())
+    }
 
-    def place(name: str) -> Tuple[bool, int, str]:
+    def place(name: str) -> tuple[bool, int, str]:
         return "@" in name, order.get(name.partition("@")[0], len(order)), name
 
-    result: Dict[str, Look] = {}
+    result: dict[str, Look] = {}
     for name in sorted(kinds, key=place):
         taken = {look.color for look in result.values()}
         color = next((color for color in reversed(range(len(PALETTE))) if color not in taken), 0)
@@ -126,16 +132,29 @@ def shown(label: str) -> str:
     return html.escape(label, quote=False)
 
 
-def bars(name: str, x: Sequence[Any], y: Sequence[Any], look: Plotly, hover: str, **options: Any) -> Plotly:
-    """Return a trace of bars. hover: plotly's template of what is shown beside the name of a bar."""
+def bars(
+    name: str, x: Sequence[Any], y: Sequence[Any], look: Plotly, hover: str, **options: Any
+) -> Plotly:
+    """Return a trace of bars. hover: plotly's template of what is shown beside the name of a
+    bar."""
     trace = {"type": "bar", "name": shown(name), "x": list(x), "y": list(y), "marker": look}
     return {**trace, "hovertemplate": f"{hover}<extra>{shown(name)}</extra>", **options}
 
 
-def points(name: str, places: Iterable[Tuple[Any, Any]], marker: Plotly, hover: str = "", **options: Any) -> Plotly:
-    """Return a trace of markers at (x, y), or of lines with another `mode`. hover: as for bars, "" for nothing."""
+def points(
+    name: str, places: Iterable[tuple[Any, Any]], marker: Plotly, hover: str = "", **options: Any
+) -> Plotly:
+    """Return a trace of markers at (x, y), or of lines with another `mode`. hover: as for bars, ""
+    for nothing."""
     x, y = zip(*places)
-    trace = {"type": "scatter", "mode": "markers", "name": shown(name), "x": list(x), "y": list(y), "marker": marker}
+    trace = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": shown(name),
+        "x": list(x),
+        "y": list(y),
+        "marker": marker,
+    }
     if hover:
         trace["hovertemplate"] = f"{hover}<extra>{shown(name)}</extra>"
     else:
@@ -145,11 +164,16 @@ def points(name: str, places: Iterable[Tuple[Any, Any]], marker: Plotly, hover: 
 
 def marker(look: Look, size: int, hollow: bool = False) -> Plotly:
     if hollow:
-        return {"symbol": f"{symbol(look)}-open", "size": size, "color": color(look), "line": {"width": 2}}
+        return {
+            "symbol": f"{symbol(look)}-open",
+            "size": size,
+            "color": color(look),
+            "line": {"width": 2},
+        }
     return {"symbol": symbol(look), "size": size, "color": color(look)}
 
 
-def whiskers(summaries: Sequence[statistics.Summary]) -> Dict[str, List[float]]:
+def whiskers(summaries: Sequence[statistics.Summary]) -> dict[str, list[float]]:
     """Return plotly's error bars, from p20 to p80 around the median."""
     return {
         "array": [(summary.p80 or summary.median) - summary.median for summary in summaries],
@@ -167,8 +191,9 @@ class Span(NamedTuple):
     logarithmic: bool
 
     @property
-    def ticks(self) -> List[float]:
-        """Return 1, 2 and 5 times each power of ten; 1 to 9 times it where that gives fewer than three."""
+    def ticks(self) -> list[float]:
+        """Return 1, 2 and 5 times each power of ten; 1 to 9 times it where that gives fewer than
+        three."""
         powers = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
         every = [(digit, digit * 10.0**power) for power in powers for digit in range(1, 10)]
         ticks = {tick: digit for digit, tick in every if self.low <= tick <= self.high}
@@ -182,8 +207,13 @@ def logarithmic(values: Sequence[float]) -> Span:
 
 
 def span(values: Sequence[float]) -> Span:
-    """Return an axis for these positive values: from zero, or logarithmic where they differ too much."""
-    return logarithmic(values) if max(values) > WIDE * min(values) else Span(0.0, 1.15 * max(values), False)
+    """Return an axis for these positive values: from zero, or logarithmic where they differ too
+    much."""
+    return (
+        logarithmic(values)
+        if max(values) > WIDE * min(values)
+        else Span(0.0, 1.15 * max(values), False)
+    )
 
 
 def axis(title: str, **options: Any) -> Plotly:
@@ -191,24 +221,37 @@ def axis(title: str, **options: Any) -> Plotly:
 
 
 def axis_of(title: str, span: Span) -> Plotly:
-    """Return an axis between the ends of `span`, with plain numbers at 1, 2, 5, 10, ... where it is logarithmic."""
+    """Return an axis between the ends of `span`, with plain numbers at 1, 2, 5, 10, ... where it is
+    logarithmic."""
     if not span.logarithmic:
         return axis(title, range=[span.low, span.high])
     ends = [log10(span.low), log10(span.high)]
     words = [f"{tick:.12g}" for tick in span.ticks]
-    return axis(f"{title} (logarithmic)", type="log", range=ends, tickvals=span.ticks, ticktext=words)
+    return axis(
+        f"{title} (logarithmic)", type="log", range=ends, tickvals=span.ticks, ticktext=words
+    )
 
 
-def layout(height: int, legend: Optional[int] = None, **options: Any) -> Plotly:
+def layout(height: int, legend: int | None = None, **options: Any) -> Plotly:
     """Return plotly's layout. legend: pixels of each of its entries, None for no legend."""
     entries = {"showlegend": False} if legend is None else {"legend": {"entrywidth": legend}}
     return {"template": TEMPLATE, "height": height, **entries, **options}
 
 
 def lanes(names: Sequence[str], lane: int, gap: int) -> Plotly:
-    """Return the layout of lanes below each other: the first at y = 0, the next at -1.  Each is `lane` pixels high, its
-    name stands at the left edge, `gap` pixels above its middle."""
-    above = {"x": 0, "xref": "paper", "xanchor": "left", "yanchor": "bottom", "yshift": gap, "showarrow": False}
+    """Return the layout of lanes below each other: the first at y = 0, the next at -1.  Each is
+    `lane` pixels high, its name stands at the left edge, `gap` pixels above its middle."""
+    above = {
+        "x": 0,
+        "xref": "paper",
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "yshift": gap,
+        "showarrow": False,
+    }
     notes = [{**above, "y": -number, "text": name} for number, name in enumerate(names)]
     span = [-(len(names) - 1) - 0.5, 0.5 + (gap + 22 - lane / 2) / lane]
-    return {"annotations": notes, "yaxis": {"range": span, "showgrid": False, "showticklabels": False}}
+    return {
+        "annotations": notes,
+        "yaxis": {"range": span, "showgrid": False, "showticklabels": False},
+    }

@@ -8,8 +8,9 @@ import io
 import json
 import math
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
-from typing import Any, Iterable, Mapping, Optional, Sequence, Union
+from typing import Any
 
 from rnnt_bench.core.text import LONGEST_CELL, count, escaped, plain, short
 from rnnt_bench.present.parts import Cell, Column, Table, Values
@@ -25,18 +26,26 @@ def block(table: Table, format: str) -> str:
 
 
 def listed(lines: Sequence[str], format: str) -> str:
-    return "\n".join(f"- {escaped(line)}" if format == "markdown" else plain(line) for line in lines)
+    return "\n".join(
+        f"- {escaped(line)}" if format == "markdown" else plain(line) for line in lines
+    )
 
 
 def spaced(blocks: Iterable[Sequence[str]]) -> str:
-    """Join the blocks that are not empty with an empty line between them; the last line ends with a newline."""
+    """Join the blocks that are not empty with an empty line between them; the last line ends with a
+    newline."""
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
 
 
-def aligned(table: Table, longest: int = LONGEST_CELL, colors: Optional[Mapping[str, str]] = None) -> str:
-    """Return the table in columns of equal width; a long heading is broken over several lines. colors: mark -> ANSI
-    code."""
-    body = [[cell._replace(shown=short(plain(cell.shown), longest)) for cell in row] for row in table.rows]
+def aligned(
+    table: Table, longest: int = LONGEST_CELL, colors: Mapping[str, str] | None = None
+) -> str:
+    """Return the table in columns of equal width; a long heading is broken over several lines.
+    colors: mark -> ANSI code."""
+    body = [
+        [cell._replace(shown=short(plain(cell.shown), longest)) for cell in row]
+        for row in table.rows
+    ]
     cells = list(zip(*body)) or [()] * len(table.columns)
     widths, titles = [], []
     for column, below in zip(table.columns, cells):
@@ -45,10 +54,16 @@ def aligned(table: Table, longest: int = LONGEST_CELL, colors: Optional[Mapping[
         titles.append(wrap(column.title, width, break_on_hyphens=False))
     height = max(map(len, titles))
     heads = zip(*([""] * (height - len(lines)) + lines for lines in titles))
-    rows = [[Cell(words) for words in line] for line in (*heads, ["-" * width for width in widths])] + body
+    rows = [
+        [Cell(words) for words in line] for line in (*heads, ["-" * width for width in widths])
+    ] + body
     lines = [
         "  ".join(
-            painted(cell.shown.rjust(width) if column.numeric else cell.shown.ljust(width), cell.mark, colors or {})
+            painted(
+                cell.shown.rjust(width) if column.numeric else cell.shown.ljust(width),
+                cell.mark,
+                colors or {},
+            )
             for cell, column, width in zip(row, table.columns, widths)
         ).rstrip()
         for row in rows
@@ -70,11 +85,14 @@ def markdown(table: Table) -> str:
         [f"**{escaped(cell.shown)}**" if cell.mark in BOLD else escaped(cell.shown) for cell in row]
         for row in table.rows
     ]
-    return markdown_of([column._replace(title=escaped(column.title)) for column in table.columns], cells)
+    return markdown_of(
+        [column._replace(title=escaped(column.title)) for column in table.columns], cells
+    )
 
 
-def markdown_of(columns: Sequence[Union[Column, str]], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table.  columns: a plain title is a column of text; rows: cells in Markdown."""
+def markdown_of(columns: Sequence[Column | str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table.  columns: a plain title is a column of text; rows: cells in
+    Markdown."""
     titles, rules = [], []
     for column in columns:
         if isinstance(column, str):
@@ -91,7 +109,8 @@ NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?")
 
 
 def json_text(rows: Sequence[Values]) -> str:
-    """Return the rows as a JSON list of objects, in ASCII, so that no control character gets through."""
+    """Return the rows as a JSON list of objects, in ASCII, so that no control character gets
+    through."""
     return json.dumps(finite(list(rows)), indent=2, allow_nan=False) + "\n"
 
 
@@ -114,7 +133,8 @@ def _cell(value: Any) -> Any:
 
 
 def finite(value: Any, digits: int = 17) -> Any:
-    """Replace infinity and NaN, which JSON lacks, by None; round numbers to so many significant digits."""
+    """Replace infinity and NaN, which JSON lacks, by None; round numbers to so many significant
+    digits."""
     if isinstance(value, dict):
         return {key: finite(item, digits) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

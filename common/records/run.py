@@ -1,5 +1,6 @@
-"""A run of one implementation: its folder under the log directory, of this run alone, and its records.  A process that
-measures into a folder holds a lock there, so that no other one continues the same run."""
+"""A run of one implementation: its folder under the log directory, of this run alone, and its
+records.  A process that measures into a folder holds a lock there, so that no other one continues
+the same run."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ import itertools
 import os
 import sys
 import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, TypeVar
 
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.files import ROOT, Claim, Held, cannot_write, code, not_a_folder
@@ -26,22 +28,25 @@ Head = TypeVar("Head", bound=schema.FirstLine)
 
 
 class Run:
-    """The records of one implementation, in memory and in a file; each addition is written before the next job starts.
+    """The records of one implementation, in memory and in a file; each addition is written before
+    the next job starts.
 
-    records: those without the samples, which are in the file alone; claim: the lock of the folder, if it belongs to
-    this run alone; resumed: whether another process measured some of it; failed: whether a job that this process added
-    did not end well."""
+    records: those without the samples, which are in the file alone; claim: the lock of the folder,
+    if it belongs to this run alone; resumed: whether another process measured some of it; failed:
+    whether a job that this process added did not end well."""
 
-    def __init__(self, path: Path, existing: Sequence[schema.Line] = (), claim: Optional[Claim] = None):
+    def __init__(
+        self, path: Path, existing: Sequence[schema.Line] = (), claim: Claim | None = None
+    ):
         self.path, self.folder, self.claim = path, path.parent, claim
         self.records, self.resumed = _without_samples(existing), len(existing) > 1
-        self.unwritten: List[schema.Line] = []
+        self.unwritten: list[schema.Line] = []
         self.failed = False
 
     def add(self, new: Sequence[schema.Line]) -> None:
-        """Add records.  Where the disk has no room for a job, the job becomes one that failed, on disk too if there is
-        room for that. Raises NotWritten for records that are not the end of a job; the next addition tries to write
-        them again."""
+        """Add records.  Where the disk has no room for a job, the job becomes one that failed, on
+        disk too if there is room for that. Raises NotWritten for records that are not the end of a
+        job; the next addition tries to write them again."""
         before = len(self.records), len(self.unwritten)
         end = store.status_of(new)
         try:
@@ -96,7 +101,7 @@ class Run:
             remove(self.path)
 
 
-def _without_samples(lines: Iterable[schema.Line]) -> List[schema.Line]:
+def _without_samples(lines: Iterable[schema.Line]) -> list[schema.Line]:
     return [line for line in lines if not isinstance(line, schema.Sample)]
 
 
@@ -108,7 +113,8 @@ def remove(path: Path) -> None:
 
 
 def claim_folder(log_dir: Path, base: str) -> Claim:
-    """Make a folder `base` (or base.2, base.3, ...) in `log_dir` and return its lock.  Raises UserError."""
+    """Make a folder `base` (or base.2, base.3, ...) in `log_dir` and return its lock.  Raises
+    UserError."""
     for number in itertools.count(1):
         folder = log_dir / (base if number == 1 else f"{base}.{number}")
         try:
@@ -118,16 +124,20 @@ def claim_folder(log_dir: Path, base: str) -> Claim:
                 return Claim(folder / LOCK_NAME)
         except Held:
             pass  # another run took it just now
-        except OSError as error:  # a file, or a link that leads nowhere, may be where a folder should be
+        # a file, or a link that leads nowhere, may be where a folder should be
+        except OSError as error:
             if isinstance(error, FileExistsError) and os.path.isdir(log_dir):
                 continue
-            words = f"cannot write {error.filename} ({not_a_folder(error.filename) or error.strerror})"
+            words = (
+                f"cannot write {error.filename} ({not_a_folder(error.filename) or error.strerror})"
+            )
             raise UserError(f"--log-dir {log_dir}: {words}; name another folder") from error
     raise AssertionError("unreachable")
 
 
 def anew(log_dir: Path, base: str, file_name: str, head: Mapping[str, Any]) -> Run:
-    """Return a new run with this first line.  Raises UserError where it cannot be written; nothing is left then."""
+    """Return a new run with this first line.  Raises UserError where it cannot be written; nothing
+    is left then."""
     claim = claim_folder(log_dir, base)
     first = {**head, "schema": schema.SCHEMA}  # written with its defaults, too
     run = Run(claim.path.with_name(file_name), [schema.typed(first)], claim)
@@ -140,7 +150,8 @@ def anew(log_dir: Path, base: str, file_name: str, head: Mapping[str, Any]) -> R
 
 
 def again(path: Path) -> Run:
-    """Return the run in a file, to be continued; a job that a killed process left half written is cut off.
+    """Return the run in a file, to be continued; a job that a killed process left half written is
+    cut off.
 
     Raises UserError while another process is measuring it."""
     lock = path.with_name(LOCK_NAME)
@@ -160,14 +171,24 @@ def again(path: Path) -> Run:
 
 
 def origin() -> schema.Record:
-    """Return the keys of a file's first record that tell when, where and by which revision it is measured."""
-    (revision, dirty), started = machine.git_state(ROOT), datetime.now(timezone.utc).isoformat(timespec="seconds")
-    state = {"git_revision": revision, "git_dirty": dirty, "code": code(), "machine": machine.describe()}
+    """Return the keys of a file's first record that tell when, where and by which revision it is
+    measured."""
+    (revision, dirty), started = (
+        machine.git_state(ROOT),
+        datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+    state = {
+        "git_revision": revision,
+        "git_dirty": dirty,
+        "code": code(),
+        "machine": machine.describe(),
+    }
     return {"run_id": uuid.uuid4().hex[:12], "command": sys.argv, "started": started, **state}
 
 
-def unchanged(heads: Sequence[Tuple[Head, Path]], here: schema.Record) -> List[Tuple[Head, Path]]:
-    """Return those of these runs that can go on; where there are some and none can, print why.  here: `origin`."""
+def unchanged(heads: Sequence[tuple[Head, Path]], here: schema.Record) -> list[tuple[Head, Path]]:
+    """Return those of these runs that can go on; where there are some and none can, print why.
+    here: `origin`."""
     now: schema.FirstLine = schema.typed({"record": "tool", "tool": "", "name": "", **here})
     changes = [_change(head, now) for head, _ in heads]
     if changes and all(changes):
@@ -184,23 +205,30 @@ def _change(head: schema.FirstLine, now: schema.FirstLine) -> str:
             return f"the run began on another machine: {what} {before}, here {after}"
     if head.git_revision != now.git_revision:
         return f"the run began at another revision of the suite, {head.git_revision}, here {now.git_revision}"
-    return "" if head.code in (None, now.code) else "the code of the suite has changed since the run began"
+    return (
+        ""
+        if head.code in (None, now.code)
+        else "the code of the suite has changed since the run began"
+    )
 
 
 class Changed(Exception):
     """A job measured something else than earlier jobs of its run; the message says what differs."""
 
 
-def facts(name: str, lines: Iterable[schema.Line]) -> Dict[str, Any]:
+def facts(name: str, lines: Iterable[schema.Line]) -> dict[str, Any]:
     """Return what must be equal in the jobs of a run that ran in one Python, by a name in words.
 
     name: of the implementation or task that the records of a job, `lines`, are about."""
-    result: Dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for line in lines:
         if isinstance(line, schema.Environment):
-            result.update(torch=line.torch, Python=line.python, CUDA=line.cuda, device=line.device_name)
+            result.update(
+                torch=line.torch, Python=line.python, CUDA=line.cuda, device=line.device_name
+            )
             result["GPU"] = line.gpu.uuid if line.gpu else None
-            result[f"threads of {name}"] = line.threads  # a tool's tasks may differ in them on purpose
+            # a tool's tasks may differ in them on purpose
+            result[f"threads of {name}"] = line.threads
             result[f"the version of {name}"] = line.implementation_version
             result[f"the digest of {line.shape_file}"] = line.shape_file_sha256
         elif isinstance(line, schema.Status):
@@ -208,14 +236,22 @@ def facts(name: str, lines: Iterable[schema.Line]) -> Dict[str, Any]:
     return {key: value for key, value in result.items() if value is not None}
 
 
-def earlier(log_dir: Path, file_name: str, kind: Type[Head]) -> List[Tuple[Head, Path]]:
-    """Return the first line and the path of each file of this name under `log_dir`, the newest last; warn of files that
-    cannot be read, which do not block --resume."""
+def earlier(log_dir: Path, file_name: str, kind: type[Head]) -> list[tuple[Head, Path]]:
+    """Return the first line and the path of each file of this name under `log_dir`, the newest
+    last; warn of files that cannot be read, which do not block --resume."""
     heads = [(store.first(path), path) for path in sorted(log_dir.glob(f"*/{file_name}"))]
-    skipped = ", ".join(plain(path.parent.name) for head, path in heads if not isinstance(head, kind))
+    skipped = ", ".join(
+        plain(path.parent.name) for head, path in heads if not isinstance(head, kind)
+    )
     if skipped:
-        print(f"warning: --resume: skipped {skipped} in {log_dir}: the first line cannot be read", file=sys.stderr)
-    known = sorted([(head, path) for head, path in heads if isinstance(head, kind)], key=lambda one: one[0].started)
+        print(
+            f"warning: --resume: skipped {skipped} in {log_dir}: the first line cannot be read",
+            file=sys.stderr,
+        )
+    known = sorted(
+        [(head, path) for head, path in heads if isinstance(head, kind)],
+        key=lambda one: one[0].started,
+    )
     if len(known) > 1:
         store.warn_of_clock(known[-1][1].parent, known[-1][0].started)
     return known
@@ -227,13 +263,14 @@ def open_runs(
     settings: Settings,
     log_dir: Path,
     resume: bool,
-    extra: Optional[Mapping[str, Any]] = None,
+    extra: Mapping[str, Any] | None = None,
     or_anew: bool = False,
-) -> Iterator[Dict[str, Run]]:
-    """Yield a Run for each implementation: new folders, or to resume those of the newest run with the same settings.
+) -> Iterator[dict[str, Run]]:
+    """Yield a Run for each implementation: new folders, or to resume those of the newest run with
+    the same settings.
 
-    extra: further keys of the ``run`` records; or_anew: start a run where there is none to resume.  Raises UserError
-    where there is none, or when another process is measuring it."""
+    extra: further keys of the ``run`` records; or_anew: start a run where there is none to resume.
+    Raises UserError where there is none, or when another process is measuring it."""
     shared = {**origin(), "settings": settings.to_json(), **(extra or {})}
     wanted, cell = schema.recorded(settings), shared.get("values", {})
     heads = [
@@ -242,22 +279,31 @@ def open_runs(
         if head.name in names and head.settings == wanted and head.values == cell
     ]
     if resume and not (heads or or_anew):
-        raise UserError(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")
+        raise UserError(
+            f"--resume: no run with these settings under {log_dir}; leave the flag out to start one"
+        )
     heads = unchanged(heads, shared)
     if heads:
         first = heads[-1][0]
         shared.update(run_id=first.run_id, started=first.started)
     paths = {head.name: path for head, path in heads if head.run_id == heads[-1][0].run_id}
-    opened: Dict[str, Run] = {}
+    opened: dict[str, Run] = {}
     try:
         for name in names:
             if name in paths:
                 opened[name] = again(paths[name])
             else:
                 known = find(name)
-                row = {"package": known.package, "kind": known.kind, "exact": known.exact, "suffix": settings.suffix}
+                row = {
+                    "package": known.package,
+                    "kind": known.kind,
+                    "exact": known.exact,
+                    "suffix": settings.suffix,
+                }
                 head = {"record": "run", "name": name, **row, **shared}
-                opened[name] = anew(log_dir, f"{known.folder}-{settings.suffix}", schema.FILE_NAME, head)
+                opened[name] = anew(
+                    log_dir, f"{known.folder}-{settings.suffix}", schema.FILE_NAME, head
+                )
         yield opened
     except UserError:  # a mistake, or no room for a first line
         for run in opened.values():

@@ -1,35 +1,25 @@
 """What a run leaves on disk: every kind of record, and every field.
 
-A run of an implementation owns one folder, ``log/<name>-<suffix>/``, with its records (``results.jsonl``), its traces
-and their key_averages, and, as long as a process measures into it, a lock file.  The folder can be moved, copied or
-deleted on its own.  A record is one JSON object on one line; its key ``record`` is its kind.
+A run of an implementation owns one folder, ``log/<name>-<suffix>/``, with its records
+(``results.jsonl``), its traces and their key_averages, and, as long as a process measures into it,
+a lock file.  The folder can be moved, copied or deleted on its own.  A record is one JSON object on
+one line; its key ``record`` is its kind.
 
-A sweep is ordinary runs whose settings differ: the first line of each has the `values` of its cell.  A tool owns one
-folder for each run, with ``tool.jsonl``: a header, then the records of its jobs, whose content is the tool's own.
+A sweep is ordinary runs whose settings differ: the first line of each has the `values` of its cell.
+A tool owns one folder for each run, with ``tool.jsonl``: a header, then the records of its jobs,
+whose content is the tool's own.
 
-All these files only grow.  A job that ran again (--resume) appears again: its later records replace the earlier ones.
-Fields with a default are absent in records of older versions; what a newer version adds, kinds and fields, is ignored.
-The types are checked when a file is read, so no other code does it.
+All these files only grow.  A job that ran again (--resume) appears again: its later records replace
+the earlier ones. Fields with a default are absent in records of older versions; what a newer
+version adds, kinds and fields, is ignored. The types are checked when a file is read, so no other
+code does it.
 """
 
 from __future__ import annotations
 
 import json
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Dict,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Tuple,
-    Type,
-    Union,
-    get_args,
-    get_type_hints,
-)
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -42,7 +32,7 @@ FILE_NAME = "results.jsonl"
 TOOL_FILE_NAME = "tool.jsonl"
 
 #: A record as it is written.
-Record = Dict[str, Any]
+Record = dict[str, Any]
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
@@ -51,25 +41,33 @@ Nanoseconds = Annotated[float, Meta(gt=0, le=1e18, extra={"unit": "ns"})]
 Duration = Annotated[float, Meta(ge=0, le=1e18, extra={"unit": "ns"})]
 Share = Annotated[float, Meta(ge=-1, le=1e6)]
 #: Share of the CPUs that other processes used.
-ForeignCpu = Annotated[Optional[Share], Meta(description="other processes' share of the CPUs that it may use, 0 to 1")]
+ForeignCpu = Annotated[
+    Share | None, Meta(description="other processes' share of the CPUs that it may use, 0 to 1")
+]
 Flags = Annotated[
-    Optional[List[str]],
-    Meta(description='"busy": it ran beside other load; "loaded" too: beside so much that losses may change places'),
+    list[str] | None,
+    Meta(
+        description='"busy": it ran beside other load; "loaded" too: beside so much that losses may change places'
+    ),
 ]
 #: Value of a swept setting.
-Value = Union[int, float, bool, str, None]
+Value = int | float | bool | str | None
 
 
 def _type_of(setting: Setting, hint: Any) -> Any:
     """Return the type that a setting has in a record; hint: its type in Settings."""
     if hint == Mapping[str, int]:
-        return Dict[str, Count]
+        return dict[str, Count]
     if hint is int or int in get_args(hint):
-        bounds = setting.type if isinstance(setting.type, flag_types.Whole) else flag_types.Whole(1, 2**53)
+        bounds = (
+            setting.type
+            if isinstance(setting.type, flag_types.Whole)
+            else flag_types.Whole(1, 2**53)
+        )
         whole = Annotated[int, Meta(ge=bounds.low, le=bounds.high)]
-        return whole if hint is int else Optional[whole]
-    if hint == Tuple[str, ...]:
-        return Annotated[List[str], Meta(min_length=1)]
+        return whole if hint is int else whole | None
+    if hint == tuple[str, ...]:
+        return Annotated[list[str], Meta(min_length=1)]
     return hint
 
 
@@ -79,10 +77,15 @@ else:
     RecordedSettings = msgspec.defstruct(
         "RecordedSettings",
         [
-            *((key, _type_of(SETTINGS[key], hint), None) for key, hint in get_type_hints(Settings).items()),
+            *(
+                (key, _type_of(SETTINGS[key], hint), None)
+                for key, hint in get_type_hints(Settings).items()
+            ),
             ("find_largest", Any, None),  # of searches before they were a tool's
         ],
-        namespace={"__doc__": "The settings of a run, as Settings has them; null where its version did not have one."},
+        namespace={
+            "__doc__": "The settings of a run, as Settings has them; null where its version did not have one."
+        },
         frozen=True,
         omit_defaults=True,
     )
@@ -96,24 +99,26 @@ class Machine(Struct, kw_only=True, frozen=True):
 
     Attributes:
         cpu: model name
-        family, model, stepping: of the processor, as /proc/cpuinfo has them; on Arm implementer, part and revision
+        family, model, stepping: of the processor, as /proc/cpuinfo has them; on Arm implementer,
+          part and revision
         vectors: instructions for vectors, by the names of /proc/cpuinfo: "avx2", "avx512f", "asimd"
-        caches: bytes of the first CPU's caches by level, without those of instructions: {"L2": 1048576}
+        caches: bytes of the first CPU's caches by level, without those of instructions: {"L2":
+          1048576}
         cores: physical or logical ones, as the system counts them
         os: system, release and processor, as platform.platform() has them
         python: version of the command's Python
     """
 
-    cpu: Optional[str] = None
-    family: Optional[Count] = None
-    model: Optional[Count] = None
-    stepping: Optional[Count] = None
-    vectors: List[str] = []
-    caches: Dict[str, Bytes] = {}
-    cores: Optional[Positive] = None
-    memory_bytes: Optional[Bytes] = None
-    os: Optional[str] = None
-    python: Optional[str] = None
+    cpu: str | None = None
+    family: Count | None = None
+    model: Count | None = None
+    stepping: Count | None = None
+    vectors: list[str] = []
+    caches: dict[str, Bytes] = {}
+    cores: Positive | None = None
+    memory_bytes: Bytes | None = None
+    os: str | None = None
+    python: str | None = None
 
 
 class Gpu(Struct, kw_only=True, frozen=True):
@@ -126,19 +131,20 @@ class Gpu(Struct, kw_only=True, frozen=True):
         ecc: whether its memory corrects errors
     """
 
-    uuid: Optional[str] = None
-    driver: Optional[str] = None
-    sm_mhz: Optional[Count] = None
-    sm_most_mhz: Optional[Count] = None
-    memory_mhz: Optional[Count] = None
-    power_cap_watts: Optional[float] = None
-    celsius: Optional[int] = None
-    throttled_by: Optional[List[str]] = None
-    ecc: Optional[bool] = None
+    uuid: str | None = None
+    driver: str | None = None
+    sm_mhz: Count | None = None
+    sm_most_mhz: Count | None = None
+    memory_mhz: Count | None = None
+    power_cap_watts: float | None = None
+    celsius: int | None = None
+    throttled_by: list[str] | None = None
+    ecc: bool | None = None
 
 
 class Option(Struct, frozen=True):
-    """An option of a package's function: the value that this suite gives, and the function's own ("-": hidden)."""
+    """An option of a package's function: the value that this suite gives, and the function's own
+    ("-": hidden)."""
 
     ours: Any
     default: Any
@@ -163,10 +169,10 @@ class Batch(Struct, frozen=True):
     U_max: Count
     useful_cells: Positive
     padded_cells: Positive
-    frames: Optional[Positive] = None
-    tokens: Optional[Count] = None
-    one_symbol_cells: Optional[Count] = None
-    pruned_cells: Optional[Positive] = None
+    frames: Positive | None = None
+    tokens: Count | None = None
+    one_symbol_cells: Count | None = None
+    pruned_cells: Positive | None = None
 
 
 class Totals(Struct, frozen=True):
@@ -181,8 +187,8 @@ class Totals(Struct, frozen=True):
     utterances: Positive
     frames: Positive
     T_max: Positive
-    batches: Optional[Positive] = None
-    mean_log_useful_share: Optional[float] = None
+    batches: Positive | None = None
+    mean_log_useful_share: float | None = None
 
 
 class AtSize(Struct, kw_only=True):
@@ -193,11 +199,13 @@ class AtSize(Struct, kw_only=True):
         N, T_max, U_max: of its utterances that were measured, as of ``Batch``
         loss_error: relative, against the float64 oracle
         grad_error: largest difference over largest magnitude, of the tensor where that is largest
-        loss_tolerance, grad_tolerance: what was allowed of these, which grows with the length of the sums
-        reference_error: that of a lattice whose sums are float32, 2e-5 at least; a loss in float32 has no more than ten
-            times as much.  Null in other dtypes
+        loss_tolerance, grad_tolerance: what was allowed of these, which grows with the length of
+          the sums
+        reference_error: that of a lattice whose sums are float32, 2e-5 at least; a loss in float32
+            has no more than ten times as much.  Null in other dtypes
         errors: every error that was judged, by what is off, in words
-        imprecise: the largest error that only the rounding of sums explains which cancel to almost 0, or null
+        imprecise: the largest error that only the rounding of sums explains which cancel to almost
+          0, or null
         useful_cells: cells of the judged utterances
         needed_cells: of these, those whose posterior a gradient's sums in the dtype can tell from 0
         differing: "loss", or tensors whose gradient has other bits in a second step
@@ -211,18 +219,19 @@ class AtSize(Struct, kw_only=True):
     loss_error: float
     grad_error: float
     grad_tolerance: float
-    loss_tolerance: Optional[float] = None
-    reference_error: Optional[float] = None
-    errors: Dict[str, float] = {}
-    imprecise: Optional[float] = None
-    useful_cells: Optional[Positive] = None
-    needed_cells: Optional[Count] = None
-    differing: List[str] = []
-    ok: Optional[bool] = None
+    loss_tolerance: float | None = None
+    reference_error: float | None = None
+    errors: dict[str, float] = {}
+    imprecise: float | None = None
+    useful_cells: Positive | None = None
+    needed_cells: Count | None = None
+    differing: list[str] = []
+    ok: bool | None = None
 
 
 class Schedule(Struct, frozen=True):
-    """Steps of the profiler: without it, thrown away, in the trace; windows, each with a trace of its own."""
+    """Steps of the profiler: without it, thrown away, in the trace; windows, each with a trace of
+    its own."""
 
     wait: Count
     warmup: Count
@@ -250,8 +259,10 @@ class Products(Struct, frozen=True):
     """Products of n x n matrices.
 
     Attributes:
-        ns: duration of each; of the loop's, of as many at once as there are threads, over their number
-        by: "torch" (torch.mm) or "loop" (the suite's own, with the widest vectors that the processor has)
+        ns: duration of each; of the loop's, of as many at once as there are threads, over their
+          number
+        by: "torch" (torch.mm) or "loop" (the suite's own, with the widest vectors that the
+          processor has)
     """
 
     n: Positive
@@ -293,9 +304,9 @@ class FirstLine(Line, kw_only=True):
     settings: RecordedSettings = RecordedSettings()
     command: Any = None
     started: str = ""
-    git_revision: Optional[str] = None
-    git_dirty: Optional[bool] = None
-    code: Optional[str] = None
+    git_revision: str | None = None
+    git_dirty: bool | None = None
+    code: str | None = None
     machine: Machine = Machine()
 
 
@@ -314,11 +325,11 @@ class Header(FirstLine, kw_only=True, tag="run"):
 
     name: str
     run_id: str = ""
-    suffix: Optional[str] = None
-    package: Optional[str] = None
+    suffix: str | None = None
+    package: str | None = None
     kind: str = "exact"
-    exact: Optional[bool] = None
-    values: Dict[str, Value] = {}
+    exact: bool | None = None
+    values: dict[str, Value] = {}
 
 
 class Environment(JobLine, kw_only=True, tag="environment"):
@@ -337,7 +348,8 @@ class Environment(JobLine, kw_only=True, tag="environment"):
         denormals: "flush" (subnormal numbers are zero on the CPU) or "keep"
         allocator: "reuse" or "system"; older runs: "system"
         variables: environment variables that tune threads, allocator and TF32
-        mkl_as_intel: whether a preloaded library makes MKL take the path that it takes on Intel's processors
+        mkl_as_intel: whether a preloaded library makes MKL take the path that it takes on Intel's
+          processors
         transparent_huge_pages: setting of the kernel
         affinity: CPUs that the process may use: "0-3,8"
         shape_file: path, relative to the suite where it lies in there
@@ -347,68 +359,73 @@ class Environment(JobLine, kw_only=True, tag="environment"):
         warnings: lines for the user
     """
 
-    python: Optional[str] = None
-    torch: Optional[str] = None
-    implementation_version: Optional[str] = None
-    options: Dict[str, Option] = {}
-    device: Optional[str] = None
-    device_name: Optional[str] = None
-    cuda: Optional[str] = None
-    threads: Optional[Positive] = None
-    tf32: Optional[bool] = None
-    gpu: Optional[Gpu] = None
-    l2: Optional[str] = None
-    denormals: Optional[str] = None
-    allocator: Optional[str] = None
-    variables: Dict[str, str] = {}
-    mkl_as_intel: Optional[bool] = None
-    transparent_huge_pages: Optional[str] = None
-    affinity: Optional[str] = None
-    shape_file: Optional[str] = None
-    shape_file_sha256: Optional[str] = None
-    batches: Optional[List[Batch]] = None
-    shape_file_totals: Optional[Totals] = None
-    warnings: List[str] = []
+    python: str | None = None
+    torch: str | None = None
+    implementation_version: str | None = None
+    options: dict[str, Option] = {}
+    device: str | None = None
+    device_name: str | None = None
+    cuda: str | None = None
+    threads: Positive | None = None
+    tf32: bool | None = None
+    gpu: Gpu | None = None
+    l2: str | None = None
+    denormals: str | None = None
+    allocator: str | None = None
+    variables: dict[str, str] = {}
+    mkl_as_intel: bool | None = None
+    transparent_huge_pages: str | None = None
+    affinity: str | None = None
+    shape_file: str | None = None
+    shape_file_sha256: str | None = None
+    batches: list[Batch] | None = None
+    shape_file_totals: Totals | None = None
+    warnings: list[str] = []
 
 
 class Correctness(JobLine, kw_only=True, tag="correctness"):
-    """The largest relative errors against the float64 oracle, on small batches; of a pruned loss with its range
-    widened to all of U.
+    """The largest relative errors against the float64 oracle, on small batches; of a pruned loss
+    with its range widened to all of U.
 
     Attributes:
         loss_error: relative
         grad_error: largest error of a gradient, relative to its largest element
-        slope_error: largest difference to 1 of a factor between a tensor's gradient and the right one
-        loss_tolerance, grad_tolerance, slope_tolerance: what was allowed of these in the batch that has them
+        slope_error: largest difference to 1 of a factor between a tensor's gradient and the right
+          one
+        loss_tolerance, grad_tolerance, slope_tolerance: what was allowed of these in the batch that
+          has them
         tolerance: of loss and gradient where sums are short
         ok: whether everything that was judged is right
         differing: "loss", or tensors whose gradient has other bits in a second step
-        reached_by_padding: "loss", or tensors whose gradient is not finite where the padding holds NaN
-        fewest_frames, fewest_targets: shorter utterances were not judged, which it refuses or gets wrong
-        approximation_gap: relative difference of a pruned loss to the exact one, at the configured range and
-            logits: the median of single utterances; else null
+        reached_by_padding: "loss", or tensors whose gradient is not finite where the padding holds
+          NaN
+        fewest_frames, fewest_targets: shorter utterances were not judged, which it refuses or gets
+          wrong
+        approximation_gap: relative difference of a pruned loss to the exact one, at the configured
+            range and logits: the median of single utterances; else null
         approximation_gaps: this gap by the kind of its logits; null where they could not be made
         at_size: of the measured batch with the most padded cells
             utterances; null where the small batches were wrong already, or simulated
-        same_as: the row of the same code that was asked what this one was not (docs/method.md); "" for none
+        same_as: the row of the same code that was asked what this one was not (docs/method.md); ""
+          for none
         note: what else is to be known, else ""
     """
 
-    loss_error: Optional[float] = None
-    grad_error: Optional[float] = None
-    slope_error: Optional[float] = None
-    loss_tolerance: Optional[float] = None
-    grad_tolerance: Optional[float] = None
-    slope_tolerance: Optional[float] = None
-    tolerance: Optional[float] = None
-    ok: Optional[bool] = None
-    differing: List[str] = []
-    reached_by_padding: List[str] = []
+    loss_error: float | None = None
+    grad_error: float | None = None
+    slope_error: float | None = None
+    loss_tolerance: float | None = None
+    grad_tolerance: float | None = None
+    slope_tolerance: float | None = None
+    tolerance: float | None = None
+    ok: bool | None = None
+    differing: list[str] = []
+    reached_by_padding: list[str] = []
     fewest_frames: int = 1
     fewest_targets: int = 0
-    approximation_gap: Optional[float] = None
-    approximation_gaps: Optional[Dict[str, Optional[float]]] = None
-    at_size: Optional[AtSize] = None
+    approximation_gap: float | None = None
+    approximation_gaps: dict[str, float | None] | None = None
+    at_size: AtSize | None = None
     same_as: str = ""
     note: str = ""
 
@@ -433,15 +450,15 @@ class Sample(JobLine, kw_only=True, tag="sample"):
     round: int
     batch: int
     total_wall_ns: Nanoseconds
-    repeat: Optional[int] = None
+    repeat: int | None = None
     warmup: bool = False
-    forward_wall_ns: Optional[Duration] = None
-    forward_event_ns: Optional[Duration] = None
-    total_event_ns: Optional[Duration] = None
-    stages: Optional[Dict[str, Duration]] = None
+    forward_wall_ns: Duration | None = None
+    forward_event_ns: Duration | None = None
+    total_event_ns: Duration | None = None
+    stages: dict[str, Duration] | None = None
     foreign_cpu: ForeignCpu = None
     flags: Flags = None
-    loss: Optional[float] = None
+    loss: float | None = None
 
     @property
     def beside_load(self) -> bool:
@@ -450,9 +467,13 @@ class Sample(JobLine, kw_only=True, tag="sample"):
 
     @property
     def ranked_ns(self) -> float:
-        """Return the time that tables and ratios are made of: on CUDA the events of a loss, which are steadier, and the
-        wall time of a step, which training waits for."""
-        return self.total_event_ns if self.scope == "loss" and self.total_event_ns else self.total_wall_ns
+        """Return the time that tables and ratios are made of: on CUDA the events of a loss, which
+        are steadier, and the wall time of a step, which training waits for."""
+        return (
+            self.total_event_ns
+            if self.scope == "loss" and self.total_event_ns
+            else self.total_wall_ns
+        )
 
 
 class Stop(JobLine, kw_only=True, tag="stop"):
@@ -460,43 +481,48 @@ class Stop(JobLine, kw_only=True, tag="stop"):
 
     Attributes:
         scope: "loss" or "step"
-        loss_error: largest relative error of the losses of the last timed step of each batch against float64
-        grad_error: error of the gradient of the last timed step, of the leaf where that is largest, as a share of its
-            length, by random sums
-        seed: of the random sums and of the batch of the further question, drawn after the last sample
+        loss_error: largest relative error of the losses of the last timed step of each batch
+          against float64
+        grad_error: error of the gradient of the last timed step, of the leaf where that is largest,
+            as a share of its length, by random sums
+        seed: of the random sums and of the batch of the further question, drawn after the last
+          sample
         changed: what the loss has changed of its process (threads, default dtype, ...), in words
-        kept_bytes: how much more memory was in use after each sample, from the third on; null for too few samples
+        kept_bytes: how much more memory was in use after each sample, from the third on; null for
+          too few samples
     """
 
     scope: str
-    round: Optional[int] = None
-    loss_error: Optional[float] = None
-    grad_error: Optional[float] = None
-    seed: Optional[int] = None
-    changed: List[str] = []
-    kept_bytes: Optional[Bytes] = None
+    round: int | None = None
+    loss_error: float | None = None
+    grad_error: float | None = None
+    seed: int | None = None
+    changed: list[str] = []
+    kept_bytes: Bytes | None = None
 
 
 class Memory(JobLine, kw_only=True, tag="memory"):
-    """Peaks of one step or loss above the baseline before it; null where a counter is not of this device.
+    """Peaks of one step or loss above the baseline before it; null where a counter is not of this
+    device.
 
     Attributes:
         scope: "loss" or "step"
         batch: its index
         device_allocated_bytes, device_reserved_bytes: of torch's CUDA allocator
-        device_used_bytes: of the whole device by cudaMemGetInfo, once a millisecond: allocators beside
-            torch's, and others, too
-        torch_allocated_bytes: torch's own allocations on a CPU; null too for losses that loop in Python
+        device_used_bytes: of the whole device by cudaMemGetInfo, once a millisecond: allocators
+            beside torch's, and others, too
+        torch_allocated_bytes: torch's own allocations on a CPU; null too for losses that loop in
+          Python
         process_bytes: of the resident process, on a CPU (VmHWM)
     """
 
     scope: str
     batch: int
-    device_allocated_bytes: Optional[Bytes] = None
-    device_reserved_bytes: Optional[Bytes] = None
-    device_used_bytes: Optional[Bytes] = None
-    torch_allocated_bytes: Optional[Bytes] = None
-    process_bytes: Optional[Bytes] = None
+    device_allocated_bytes: Bytes | None = None
+    device_reserved_bytes: Bytes | None = None
+    device_used_bytes: Bytes | None = None
+    torch_allocated_bytes: Bytes | None = None
+    process_bytes: Bytes | None = None
 
 
 class Trace(JobLine, kw_only=True, tag="trace"):
@@ -511,46 +537,46 @@ class Trace(JobLine, kw_only=True, tag="trace"):
         warnings: lines for the user
     """
 
-    files: List[str]
-    steps: Optional[int] = None
-    schedule: Optional[Schedule] = None
+    files: list[str]
+    steps: int | None = None
+    schedule: Schedule | None = None
     profiler: Any = None
-    foreign_cpu: Optional[Share] = None
-    flags: Optional[List[str]] = None
-    note: Optional[str] = ""
-    warnings: List[str] = []
+    foreign_cpu: Share | None = None
+    flags: list[str] | None = None
+    note: str | None = ""
+    warnings: list[str] = []
 
 
 class Limits(Line, kw_only=True, tag="limits"):
-    """The best that the device does: in each run that was timed one at the begin of some rounds, on the device of the
-    round; the same in all implementations of the run.
+    """The best that the device does: in each run that was timed one at the begin of some rounds, on
+    the device of the round; the same in all implementations of the run.
 
     Attributes:
         round: of the timing pass; null where it was measured once for the run
         torch, device, device_name, threads, tf32, mkl_as_intel: as in ``environment``
         dtype: of the matrices
         gpu: state of the GPU right after the measurement
-        streams: reads and writes of buffers of several sizes; none where products alone were measured, on one thread,
-            to tell whether torch's are slow
+        streams: reads and writes of buffers of several sizes; none where products alone were
+            measured, on one thread, to tell whether torch's are slow
         products: of matrices of the dtype
         flags: as of ``sample``
         reason: why there are no products, or none by the loop, else ""
     """
 
-    round: Optional[int] = None
-    torch: Optional[str] = None
-    device: Optional[str] = None
-    device_name: Optional[str] = None
-    threads: Optional[int] = None
-    dtype: Optional[str] = None
-    tf32: Optional[bool] = None
-    mkl_as_intel: Optional[bool] = None
-    gpu: Optional[Gpu] = None
-    streams: List[Stream] = []
-    products: List[Products] = []
+    round: int | None = None
+    torch: str | None = None
+    device: str | None = None
+    device_name: str | None = None
+    threads: int | None = None
+    dtype: str | None = None
+    tf32: bool | None = None
+    mkl_as_intel: bool | None = None
+    gpu: Gpu | None = None
+    streams: list[Stream] = []
+    products: list[Products] = []
     foreign_cpu: ForeignCpu = None
-    flags: Optional[List[str]] = None
-    reason: Optional[str] = ""
+    flags: list[str] | None = None
+    reason: str | None = ""
 
 
 class Status(JobLine, kw_only=True, tag="status"):
@@ -563,16 +589,17 @@ class Status(JobLine, kw_only=True, tag="status"):
         reason: why it did not end well, else ""
         wall_ns: duration of the whole job
         stderr_tail: where the job failed: the last lines of its stderr
-        code: digest of each file of code that its process imported, but for those of packages and of this suite
+        code: digest of each file of code that its process imported, but for those of packages and
+          of this suite
     """
 
     status: str
     pass_name: str = field(name="pass", default="")
-    round: Optional[int] = None
-    reason: Optional[str] = ""
-    wall_ns: Optional[Duration] = None
-    stderr_tail: Optional[List[str]] = None
-    code: Dict[str, str] = {}
+    round: int | None = None
+    reason: str | None = ""
+    wall_ns: Duration | None = None
+    stderr_tail: list[str] | None = None
+    code: dict[str, str] = {}
 
 
 class ToolHeader(FirstLine, kw_only=True, tag="tool"):
@@ -601,11 +628,16 @@ class Measured(JobLine, kw_only=True, tag="measured"):
 _TYPES = [
     kind
     for name, kind in list(globals().items())
-    if isinstance(kind, type) and issubclass(kind, Struct) and not kind.__subclasses__() and not name.startswith("_")
+    if isinstance(kind, type)
+    and issubclass(kind, Struct)
+    and not kind.__subclasses__()
+    and not name.startswith("_")
 ]
-KINDS: Dict[str, Type[Line]] = {str(kind.__struct_config__.tag): kind for kind in _TYPES if issubclass(kind, Line)}
+KINDS: dict[str, type[Line]] = {
+    str(kind.__struct_config__.tag): kind for kind in _TYPES if issubclass(kind, Line)
+}
 PARTS = [kind for kind in _TYPES if not issubclass(kind, Line)]
-Kind: Any = Union[tuple(KINDS.values())]
+Kind: Any = Union[tuple(KINDS.values())]  # noqa: UP007
 _DECODER = msgspec.json.Decoder(Kind)
 
 
@@ -614,7 +646,7 @@ class _Head(Struct):
     schema: int = 0
 
 
-def decoded(line: bytes) -> Optional[Line]:
+def decoded(line: bytes) -> Line | None:
     """Return the record on a line of a file, None for a kind that only newer versions know.
 
     Raises ValueError, which says what is wrong with which field, and RecursionError.
@@ -625,20 +657,21 @@ def decoded(line: bytes) -> Optional[Line]:
         if msgspec.json.decode(line, type=_Head).record not in KINDS:
             return None
         raise
-    except msgspec.DecodeError:  # json takes more: half of a surrogate pair in a path on a command line, infinity
+    # json takes more: half of a surrogate pair in a path on a command line, infinity
+    except msgspec.DecodeError:
         record = typed(json.loads(line))
     return record
 
 
 def typed(content: Any, kind: Any = Kind) -> Any:
-    """Return what JSON holds as a Struct, or a list of Structs; by default a record.  Raises ValueError, which says
-    which field is wrong."""
+    """Return what JSON holds as a Struct, or a list of Structs; by default a record.  Raises
+    ValueError, which says which field is wrong."""
     return msgspec.convert(content, kind)
 
 
 def as_written(part: Any) -> Any:
-    """Return Structs and dataclasses, and what holds them, as JSON has them; records without the fields that have their
-    default."""
+    """Return Structs and dataclasses, and what holds them, as JSON has them; records without the
+    fields that have their default."""
     return msgspec.to_builtins(part)
 
 

@@ -1,8 +1,9 @@
 """The virtual environments in .venv, created, reused and created anew.
 
-An environment is current while its stamp, the last file written into it, names today's lock file and a Python it may
-have.  What cannot be had (no such Python, a failed download) is a reason in ``.venv/<name>.reason``, shown in the rows
-of its implementations.  Standard library only: it runs before anything is installed.
+An environment is current while its stamp, the last file written into it, names today's lock file
+and a Python it may have.  What cannot be had (no such Python, a failed download) is a reason in
+``.venv/<name>.reason``, shown in the rows of its implementations.  Standard library only: it runs
+before anything is installed.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Sequence, TextIO, Tuple
+from typing import Any, TextIO
 
 from rnnt_bench.core import implementations
 from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError, guarded, say
@@ -27,7 +29,8 @@ from rnnt_bench.core.files import ROOT, locked
 from rnnt_bench.setup import libraries
 
 RUNNING = "{}.{}".format(*sys.version_info)
-#: sys.executable would be a link in a virtual environment, which is gone when the environment is made anew.
+#: sys.executable would be a link in a virtual environment, which is gone when the environment is
+#: made anew.
 PYTHON = getattr(sys, "_base_executable", None) or sys.executable
 UV = ROOT / ".venv" / ".uv"
 #: Folder of the lock files.
@@ -50,18 +53,19 @@ VARIABLES = {
 class Uv:
     """The pinned uv with the user's settings.  Installs it where it is not there.
 
-    log: takes what the commands print; keep: descriptors that they keep open.  A command that fails raises
-    subprocess.CalledProcessError.  __init__ raises NotRunnable("missing") for a Python without venv."""
+    log: takes what the commands print; keep: descriptors that they keep open.  A command that fails
+    raises subprocess.CalledProcessError.  __init__ raises NotRunnable("missing") for a Python
+    without venv."""
 
     def __init__(self, log: TextIO, keep: Sequence[int] = ()):
         self._log = log
         self._keep = keep
-        self._variables: Dict[str, str] = {**os.environ}
+        self._variables: dict[str, str] = {**os.environ}
         self._fetch()
         variables = self._settings_of_pip()
-        self._flags: List[str] = []
+        self._flags: list[str] = []
         #: Variables of indexes that are asked where pip's index lacks something.
-        self._extra: Dict[str, str] = {}
+        self._extra: dict[str, str] = {}
         if variables.pop("UV_NO_INDEX", "").lower() in ("1", "y", "yes", "t", "true", "on"):
             self._flags.append("--no-index")  # uv has no variable for it
         else:
@@ -78,11 +82,13 @@ class Uv:
         return self._run(str(UV / "bin" / "uv"), *arguments, stdout=subprocess.PIPE)
 
     def install(self, python: Path, requirements: Path) -> None:
-        """Make the environment of `python` what the lock file says.  pip's extra indexes and links are used only where
-        its index lacks something: uv would take another build from there (torch 2.11.0+cpu), against the lock."""
+        """Make the environment of `python` what the lock file says.  pip's extra indexes and links
+        are used only where its index lacks something: uv would take another build from there (torch
+        2.11.0+cpu), against the lock."""
         command = ["pip", "sync", "--python", str(python), "--require-hashes", *self._flags]
-        # Where Python may not write bytecode (PYTHONDONTWRITEBYTECODE), each start of torch would cost seconds more.
-        # Elsewhere the first import of a module writes its own: all of them take 18 seconds, and few are ever imported.
+        # Where Python may not write bytecode (PYTHONDONTWRITEBYTECODE), each start of torch would
+        # cost seconds more. Elsewhere the first import of a module writes its own: all of them take
+        # 18 seconds, and few are ever imported.
         if sys.dont_write_bytecode:
             command.append("--compile-bytecode")
         try:
@@ -90,12 +96,14 @@ class Uv:
         except subprocess.CalledProcessError:
             if not self._extra:
                 raise
-            strategy = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # look into every index, as pip does
+            # look into every index, as pip does
+            strategy = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
             self._variables = {**self._extra, **strategy, **self._variables}
             self.run(*command, str(requirements))
 
-    def find_python(self, versions: Sequence[str]) -> Tuple[str, str]:
-        """Return (command, minor version) of this Python or one that uv finds.  Raises NotRunnable("missing")."""
+    def find_python(self, versions: Sequence[str]) -> tuple[str, str]:
+        """Return (command, minor version) of this Python or one that uv finds.  Raises
+        NotRunnable("missing")."""
         if RUNNING in versions:
             return PYTHON, RUNNING
         for version in versions:
@@ -103,7 +111,8 @@ class Uv:
                 return self.output("python", "find", "--system", version).strip(), version
         needed = " or ".join(sorted(versions, key=lambda version: int(version.split(".")[1])))
         raise NotRunnable(
-            "missing", f"needs Python {needed}; this is Python {RUNNING}: install it, then run `make setup`"
+            "missing",
+            f"needs Python {needed}; this is Python {RUNNING}: install it, then run `make setup`",
         )
 
     def _fetch(self) -> None:
@@ -129,9 +138,10 @@ class Uv:
         self._run(str(python), *pip.split(), "-r", str(requirements), stdout=self._log)
         stamp.write_text(digest, encoding="utf-8")
 
-    def _settings_of_pip(self) -> Dict[str, str]:
-        """Return pip's settings as uv's variables: PIP_ variables come before those of `pip install`, then of all."""
-        variables: Dict[str, str] = {}
+    def _settings_of_pip(self) -> dict[str, str]:
+        """Return pip's settings as uv's variables: PIP_ variables come before those of `pip
+        install`, then of all."""
+        variables: dict[str, str] = {}
         python = str(UV / "bin" / "python")
         settings = self._run(python, "-m", "pip", "config", "list", stdout=subprocess.PIPE)
         for section in ("global.", "install.", ":env:."):
@@ -175,7 +185,7 @@ class Environment:
 
     name: str
     description: str
-    pythons: Tuple[str, ...] = ("3.11", "3.12", "3.13", "3.10")
+    pythons: tuple[str, ...] = ("3.11", "3.12", "3.13", "3.10")
     required: bool = False
     optional: bool = False
 
@@ -201,8 +211,9 @@ class Environment:
         """Return .venv/NAME.SUFFIX (log, reason), which exists even if the environment does not."""
         return FOLDER / f"{self.name}.{suffix}"
 
-    def stamp(self) -> Dict[str, str]:
-        """Return the hash of the lock file and the Python that it was made with; {} for one that is not complete."""
+    def stamp(self) -> dict[str, str]:
+        """Return the hash of the lock file and the Python that it was made with; {} for one that is
+        not complete."""
         try:
             return dict(json.loads((self.folder / "stamp").read_text(encoding="utf-8")))
         except (OSError, ValueError):
@@ -213,7 +224,8 @@ class Environment:
         return hashlib.sha256(self.requirements.read_bytes()).hexdigest()
 
     def current(self) -> bool:
-        """Return whether the environment is complete and matches its lock file; False if this user may not read it."""
+        """Return whether the environment is complete and matches its lock file; False if this user
+        may not read it."""
         stamp = self.stamp()
         try:
             is_fresh = stamp.get("lock") == self.lock_hash() and stamp.get("python") in self.pythons
@@ -226,7 +238,9 @@ ENVIRONMENTS = {
     environment.name: environment
     for environment in (
         Environment("main", "torch 2.11 and torchaudio: 5.3 GB, about a minute", required=True),
-        Environment("k2", "k2 1.23.4 with its torch 1.13: 3.4 GB, about half a minute", pythons=("3.11",)),
+        Environment(
+            "k2", "k2 1.23.4 with its torch 1.13: 3.4 GB, about half a minute", pythons=("3.11",)
+        ),
         Environment("nemo", "NeMo's speech collection: 7 GB, about two minutes", optional=True),
         Environment("ray", "Ray: 0.3 GB, a few seconds", pythons=("3.11",), optional=True),
         Environment("viewer", "TensorBoard with the profiler plugin: 0.2 GB, a few seconds"),
@@ -235,8 +249,9 @@ ENVIRONMENTS = {
 }
 
 
-def interpreter(name: str) -> Optional[Path]:
-    """Return the Python of environment `name`, or None when that is not there, half-made or out of date."""
+def interpreter(name: str) -> Path | None:
+    """Return the Python of environment `name`, or None when that is not there, half-made or out of
+    date."""
     environment = _environment(name)
     return environment.python if environment.current() else None
 
@@ -254,12 +269,16 @@ def reason(name: str) -> str:
 
 
 def setup(names: Iterable[str] = ()) -> int:
-    """Make the environments current (default: all but the optional ones that are not there); return an exit code.
+    """Make the environments current (default: all but the optional ones that are not there); return
+    an exit code.
 
-    Only a missing required environment (main) is a failure.  Raises UserError for a name that is none."""
+    Only a missing required environment (main) is a failure.  Raises UserError for a name that is
+    none."""
     named = [_environment(name) for name in names]
     usual = [
-        environment for environment in ENVIRONMENTS.values() if not environment.optional or environment.folder.exists()
+        environment
+        for environment in ENVIRONMENTS.values()
+        if not environment.optional or environment.folder.exists()
     ]
     with locked(LOCK, lambda: say("another set-up is running; waiting for it to end")) as lock:
         for environment in named or usual:
@@ -277,14 +296,15 @@ def setup(names: Iterable[str] = ()) -> int:
     return EXIT_OK
 
 
-def setup_and_build(names: List[str]) -> int:
-    """Do what `make setup` does: main first; then compile the source packages for it while the environments `names` are
-    installed, and for those the losses that tell their torch from main's.  Returns an exit code."""
+def setup_and_build(names: list[str]) -> int:
+    """Do what `make setup` does: main first; then compile the source packages for it while the
+    environments `names` are installed, and for those the losses that tell their torch from main's.
+    Returns an exit code."""
     libraries.build()
     code = setup(["main"])
     if code != EXIT_OK:
         return code
-    builds: List[subprocess.Popen[bytes]] = []
+    builds: list[subprocess.Popen[bytes]] = []
 
     def build(environment: str, *packages: str) -> None:
         if python := interpreter(environment):
@@ -311,13 +331,15 @@ def setup_and_build(names: List[str]) -> int:
 
 
 def _create(environment: Environment, lock: int) -> None:
-    """Install `environment` anew, the stamp last.  Raises NotRunnable.  `lock`: descriptor that the children keep."""
+    """Install `environment` anew, the stamp last.  Raises NotRunnable.  `lock`: descriptor that the
+    children keep."""
     stamp = environment.folder / "stamp"
     stamp.unlink(missing_ok=True)  # first: if removal stops here, the rest is half-made
     shutil.rmtree(environment.folder, ignore_errors=True)
     environment.side_file("reason").unlink(missing_ok=True)
     say(f"{environment.name}: installing ({environment.description})")
-    digest = environment.lock_hash()  # of what uv is about to read, so that an edit meanwhile is noticed
+    # of what uv is about to read, so that an edit meanwhile is noticed
+    digest = environment.lock_hash()
     log = environment.side_file("log")
     try:
         with log.open("w", encoding="utf-8") as stream:
@@ -328,7 +350,8 @@ def _create(environment: Environment, lock: int) -> None:
     except subprocess.CalledProcessError:
         shutil.rmtree(environment.folder, ignore_errors=True)
         raise NotRunnable(
-            "missing", f"{last_error(log)}; see {log.relative_to(ROOT)}, then run `{environment.command}`"
+            "missing",
+            f"{last_error(log)}; see {log.relative_to(ROOT)}, then run `{environment.command}`",
         ) from None
     temporary = stamp.with_suffix(".tmp")
     temporary.write_text(json.dumps({"lock": digest, "python": version}), encoding="utf-8")
@@ -337,9 +360,11 @@ def _create(environment: Environment, lock: int) -> None:
 
 
 def clean() -> int:
-    """Remove what set-up made in .venv, and .venv if nothing else is left there; return an exit code.
+    """Remove what set-up made in .venv, and .venv if nothing else is left there; return an exit
+    code.
 
-    What a user made there, such as an environment in .venv itself, stays, and so does a .venv that is a link."""
+    What a user made there, such as an environment in .venv itself, stays, and so does a .venv that
+    is a link."""
     if FOLDER.is_symlink():
         say(f".venv is a link to {FOLDER.resolve()}, which stays: remove it yourself")
         return EXIT_OK
@@ -358,25 +383,40 @@ def clean() -> int:
     return EXIT_OK
 
 
-#: Flags of ``uv pip compile``.  Only wheels are taken: what would be compiled is neither quick nor covered by a hash of
-#: its build requirements; exceptions are named in the .in file.  No index is named: set-up takes the user's own.
+#: Flags of ``uv pip compile``.  Only wheels are taken: what would be compiled is neither quick nor
+#: covered by a hash of its build requirements; exceptions are named in the .in file.  No index is
+#: named: set-up takes the user's own.
 LOCKING = """--quiet --upgrade --universal --generate-hashes --only-binary :all: --emit-build-options
     --no-emit-index-url --no-annotate --strip-extras""".split()
 
 
 def lock(names: Iterable[str] = ()) -> int:
-    """Resolve NAME.in of environments, and of uv, into NAME.txt, every package pinned by hash; return an exit code.
+    """Resolve NAME.in of environments, and of uv, into NAME.txt, every package pinned by hash;
+    return an exit code.
 
-    The user's extra indexes are not asked: they may have only some files of a version.  What NAME.in pins to one file
-    keeps that hash alone: uv widens it to all files of the version.  Raises UserError where the index lacks that file.
+    The user's extra indexes are not asked: they may have only some files of a version.  What
+    NAME.in pins to one file keeps that hash alone: uv widens it to all files of the version.
+    Raises UserError where the index lacks that file.
     """
     for name in names or ("uv", *ENVIRONMENTS):
-        minor = 9 if name == "uv" else min(int(version[2:]) for version in _environment(name).pythons)
+        minor = (
+            9 if name == "uv" else min(int(version[2:]) for version in _environment(name).pythons)
+        )
         source = LOCKS / f"{name}.in"
-        flags = (*LOCKING, "--custom-compile-command", "make lock", "--python-version", f"3.{minor}")
+        flags = (
+            *LOCKING,
+            "--custom-compile-command",
+            "make lock",
+            "--python-version",
+            f"3.{minor}",
+        )
         text = Uv(sys.stderr).output("pip", "compile", *flags, str(source))
-        for package, digest in re.findall(r"^(\S+==\S+) --hash=(\S+)", source.read_text(), flags=re.MULTILINE):
-            entry = re.compile(rf"^{re.escape(package)} \\\n((?: +--hash=\S+(?: \\)?\n)+)", flags=re.MULTILINE)
+        for package, digest in re.findall(
+            r"^(\S+==\S+) --hash=(\S+)", source.read_text(), flags=re.MULTILINE
+        ):
+            entry = re.compile(
+                rf"^{re.escape(package)} \\\n((?: +--hash=\S+(?: \\)?\n)+)", flags=re.MULTILINE
+            )
             if digest not in "".join(entry.findall(text)):
                 raise UserError(f"{package}: the index has no file with hash {digest}")
             text = entry.sub(f"{package} \\\\\n    --hash={digest}\n", text)
@@ -386,7 +426,8 @@ def lock(names: Iterable[str] = ()) -> int:
 
 
 def last_error(log: Path) -> str:
-    """Return the last error of uv (or of pip, which installs uv) in `log`, and its innermost cause, in one line."""
+    """Return the last error of uv (or of pip, which installs uv) in `log`, and its innermost cause,
+    in one line."""
     text = log.read_text(encoding="utf-8", errors="replace").strip()
     last = text[max(text.rfind("\nerror:"), 0) :]
     errors = re.findall(r"^(?:error:|ERROR:|  cause:) (.*)$", last, flags=re.MULTILINE)
@@ -399,7 +440,7 @@ def _environment(name: str) -> Environment:
     return ENVIRONMENTS[name]
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m rnnt_bench.setup.environments",
         description="The environments in .venv. setup: create what is missing or out of date. build: main, these, and "
@@ -407,12 +448,16 @@ def main(arguments: Optional[List[str]] = None) -> int:
         "remove what these made in .venv. lock: resolve their requirements anew.",
     )
     parser.add_argument("command", choices=("setup", "build", "path", "clean", "lock"))
-    parser.add_argument("names", nargs="*", metavar="NAME", help="Default: all environments but the optional ones")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="Default: all environments but the optional ones"
+    )
     parsed = parser.parse_args(arguments)
-    return guarded("environments", lambda: _run(parsed.command, parsed.names), interrupted=INTERRUPTED)
+    return guarded(
+        "environments", lambda: _run(parsed.command, parsed.names), interrupted=INTERRUPTED
+    )
 
 
-def _run(command: str, names: List[str]) -> int:
+def _run(command: str, names: list[str]) -> int:
     try:
         if command == "clean":
             return clean()
@@ -426,7 +471,9 @@ def _run(command: str, names: List[str]) -> int:
         say(f"environments: error: {error}")
         return EXIT_FAILED
     except OSError as error:
-        say(f"environments: error: {error}; make {FOLDER} writable or free some space, then run it again")
+        say(
+            f"environments: error: {error}; make {FOLDER} writable or free some space, then run it again"
+        )
         return EXIT_FAILED
     pythons = {name: interpreter(name) for name in names or ENVIRONMENTS}
     for name, python in pythons.items():

@@ -1,12 +1,14 @@
-"""Losses compiled from their source packages, once for a user: every checkout takes them from one cache.
+"""Losses compiled from their source packages, once for a user: every checkout takes them from one
+cache.
 
-A build is named after the package, torch, Python, compiler and device, and gets that name only when it is complete.
-Sources and Python package are the sdist's own, compiled with torch.utils.cpp_extension: the sdist's cmake downloads
-pybind11 and moderngpu and wants another C++ standard than today's torch.  An installed package that imports is used
-instead.  torch is imported only to compile: finding a build that is there takes milliseconds.
+A build is named after the package, torch, Python, compiler and device, and gets that name only when
+it is complete. Sources and Python package are the sdist's own, compiled with
+torch.utils.cpp_extension: the sdist's cmake downloads pybind11 and moderngpu and wants another C++
+standard than today's torch.  An installed package that imports is used instead.  torch is imported
+only to compile: finding a build that is there takes milliseconds.
 
-A build runs when it is imported, so one that others can have written is made anew, and a cache that is not the user's
-alone is refused.
+A build runs when it is imported, so one that others can have written is made anew, and a cache that
+is not the user's alone is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Dict, List, Optional, Tuple
 
 from rnnt_bench.core.called import or_set_up
 from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, guarded, say
@@ -46,7 +47,8 @@ class SourcePackage:
         package: import name, and name in the package index
         python: folder of the Python package
         module: the name under which the package imports its compiled part
-        sources: for every device; a .cu among them is C++ when there is no CUDA; () is a package for CUDA only
+        sources: for every device; a .cu among them is C++ when there is no CUDA; () is a package
+          for CUDA only
         templates: files of the Python package; ``X.in`` makes ``X`` with @TORCH_VERSION@ filled in
         metadata: a folder that is kept beside the package, for one that asks for its own version
         flags: of the C++ compiler
@@ -59,17 +61,18 @@ class SourcePackage:
     package: str
     python: str
     module: str
-    sources: Tuple[str, ...]
-    templates: Tuple[str, ...] = ()
+    sources: tuple[str, ...]
+    templates: tuple[str, ...] = ()
     metadata: str = ""
-    flags: Tuple[str, ...] = ("-O3", "-DNDEBUG")  # no -std: torch's headers decide, and torch passes what they need
-    cuda_sources: Tuple[str, ...] = ()
+    # no -std: torch's headers decide, and torch passes what they need
+    flags: tuple[str, ...] = ("-O3", "-DNDEBUG")
+    cuda_sources: tuple[str, ...] = ()
     cuda_define: str = ""
-    nvcc_flags: Tuple[str, ...] = ()
+    nvcc_flags: tuple[str, ...] = ()
     headers: str = ""
 
     @property
-    def devices(self) -> Tuple[str, ...]:
+    def devices(self) -> tuple[str, ...]:
         """Return the devices that it can be compiled for."""
         on_cuda = ("cuda", simulated.DEVICE) if self.cuda_sources else ()
         return ("cpu", *on_cuda) if self.sources else on_cuda
@@ -81,19 +84,21 @@ class SourcePackage:
     def recipe(self, device: str) -> str:
         """Return a text that changes with what is compiled, and how."""
         text = repr(self)
-        files = sorted(self.header_folder.rglob("*.hxx")) if device != "cpu" and self.headers else []
+        files = (
+            sorted(self.header_folder.rglob("*.hxx")) if device != "cpu" and self.headers else []
+        )
         if device == simulated.DEVICE:
             files += [simulated.HEADER, Path(simulated.__file__)]
             text += repr(simulated.flags())
         return text + "".join(path.read_text(encoding="utf-8") for path in files)
 
-    def source_files(self, sdist: Path, device: str) -> List[Path]:
+    def source_files(self, sdist: Path, device: str) -> list[Path]:
         """Return the files to compile for a device in the unpacked sdist."""
         globs = self.sources if device == "cpu" else self.sources + self.cuda_sources
         return [path for glob in globs for path in sorted(sdist.glob(glob))]
 
 
-def pinned(package: str) -> Tuple[str, str]:
+def pinned(package: str) -> tuple[str, str]:
     """Return the version of `package` and the sha256 of its sdist."""
     pattern = rf"^{re.escape(package)}==(\S+) --hash=sha256:([0-9a-f]{{64}})$"
     pins = (Path(__file__).parent / "requirements" / "sources.txt").read_text(encoding="utf-8")
@@ -117,7 +122,13 @@ SOURCE_PACKAGES = {
             cuda_sources=("optimized_transducer/csrc/*.cu",),
             cuda_define="-DOT_WITH_CUDA",
             # These are the flags of its cmake.
-            nvcc_flags=("-O3", "-lineinfo", "--expt-extended-lambda", "-use_fast_math", "-Xptxas=-w"),
+            nvcc_flags=(
+                "-O3",
+                "-lineinfo",
+                "--expt-extended-lambda",
+                "-use_fast_math",
+                "-Xptxas=-w",
+            ),
             headers="headers",  # of the one function of moderngpu that it calls
         ),
         SourcePackage(
@@ -142,13 +153,15 @@ SOURCE_PACKAGES = {
 }
 
 
-#: Without a GPU here, it is compiled for these architectures: A100 and H100, and what comes after them.
+#: Without a GPU here, it is compiled for these architectures: A100 and H100, and what comes after
+#: them.
 ARCHITECTURES = "8.0;9.0+PTX"
 
 
-def tools(source: SourcePackage, device: str) -> Tuple[Dict[str, str], str]:
-    """Return the variables under which torch.utils.cpp_extension compiles `source`, and a hash of everything that the
-    result depends on.  Raises NotRunnable: "missing" without torch or a compiler, "unsupported" without CUDA."""
+def tools(source: SourcePackage, device: str) -> tuple[dict[str, str], str]:
+    """Return the variables under which torch.utils.cpp_extension compiles `source`, and a hash of
+    everything that the result depends on.  Raises NotRunnable: "missing" without torch or a
+    compiler, "unsupported" without CUDA."""
     if device not in source.devices:
         raise NotRunnable("unsupported", f"{source.package} has no {device} version")
     spec = importlib.util.find_spec("torch")
@@ -183,9 +196,9 @@ def tools(source: SourcePackage, device: str) -> Tuple[Dict[str, str], str]:
     return variables, hashlib.sha256("\n".join(conditions).encode()).hexdigest()[:12]
 
 
-def _toolkit(torch_cuda: str) -> Tuple[Path, str]:
-    """Return (folder, release) of a toolkit for the CUDA of torch: the one that the user named, this Python's own
-    (NVIDIA's packages of the index), or the machine's.  Raises NotRunnable."""
+def _toolkit(torch_cuda: str) -> tuple[Path, str]:
+    """Return (folder, release) of a toolkit for the CUDA of torch: the one that the user named,
+    this Python's own (NVIDIA's packages of the index), or the machine's.  Raises NotRunnable."""
     major = torch_cuda.partition(".")[0]
     folders = [
         os.environ.get("CUDA_HOME"),
@@ -207,8 +220,11 @@ def _toolkit(torch_cuda: str) -> Tuple[Path, str]:
 
 
 def _architectures() -> str:
-    """Return the compute capabilities of this machine's GPUs, "8.0;9.0"; "" where there is no nvidia-smi."""
-    lines = processes.output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]).split()
+    """Return the compute capabilities of this machine's GPUs, "8.0;9.0"; "" where there is no
+    nvidia-smi."""
+    lines = processes.output(
+        ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    ).split()
     return ";".join(sorted({line for line in lines if re.fullmatch(r"\d+\.\d+", line)}))
 
 
@@ -232,16 +248,22 @@ _TORCH_WITH_A_GPU = {
 
 
 def load(package: str, device: str) -> ModuleType:
-    """Import `package` such that it runs on `device` ("cpu", "cuda" or simulated.DEVICE), compiled first when need be.
+    """Import `package` such that it runs on `device` ("cpu", "cuda" or simulated.DEVICE), compiled
+    first when need be.
 
-    Raises NotRunnable: "missing" (torch, compiler, download, a failed compilation), "unsupported" (no CUDA)."""
+    Raises NotRunnable: "missing" (torch, compiler, download, a failed compilation), "unsupported"
+    (no CUDA)."""
     try:
         if device == simulated.DEVICE:
             raise ImportError("an installed package has kernels for a GPU")
         return importlib.import_module(package)
-    except (ImportError, OSError):  # not installed, or built for another torch; OSError: lacks a shared library
-        for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
-            del sys.modules[name]  # submodules imported before the error would be mixed with those of our build
+    # not installed, or built for another torch; OSError: lacks a shared library
+    except (ImportError, OSError):
+        for name in [
+            name for name in sys.modules if name == package or name.startswith(f"{package}.")
+        ]:
+            # submodules imported before the error would be mixed with those of our build
+            del sys.modules[name]
     folder = build(package, device)
     sys.path.insert(0, str(folder))
     try:
@@ -255,7 +277,8 @@ def load(package: str, device: str) -> ModuleType:
 
 
 def build(package: str, device: str) -> Path:
-    """Return the folder with `package` and its compiled module for this Python and torch.  Raises like `load`."""
+    """Return the folder with `package` and its compiled module for this Python and torch.  Raises
+    like `load`."""
     source = SOURCE_PACKAGES[package]
     variables, key = tools(source, device)
     version, _ = pinned(package)
@@ -289,16 +312,21 @@ def _is_usable(folder: Path) -> bool:
     return folder.is_dir() and not any(map(refusal, [folder, *folder.rglob("*")]))
 
 
-def _compile(source: SourcePackage, device: str, variables: Dict[str, str], folder: Path, lock: int) -> None:
-    """Make `folder`: the sdist's Python package with its compiled module beside it.  Raises NotRunnable."""
+def _compile(
+    source: SourcePackage, device: str, variables: dict[str, str], folder: Path, lock: int
+) -> None:
+    """Make `folder`: the sdist's Python package with its compiled module beside it.  Raises
+    NotRunnable."""
     partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # a killed build left it: torch would wait for the lock file in it
+    # a killed build left it: torch would wait for the lock file in it
+    shutil.rmtree(partial, ignore_errors=True)
     sdist = partial / "sdist"
     sdist.mkdir(parents=True)
     shutil.unpack_archive(_fetch(source.package), sdist)
     (unpacked,) = sdist.iterdir()
     say(f"{source.package}: compiling for {device} with {variables['CXX']}, about a minute")
-    # A process of its own compiles: torch.utils.cpp_extension loads what it has compiled, from a folder that moves.
+    # A process of its own compiles: torch.utils.cpp_extension loads what it has compiled, from a
+    # folder that moves.
     code = "import sys; from rnnt_bench.setup.extensions import compile_package; compile_package(*sys.argv[1:])"
     compilers = (memory.available_memory() or 2**32) >> 31  # with 2 GB of free memory each
     jobs = max(1, min(os.cpu_count() or 1, compilers))
@@ -319,7 +347,9 @@ def _compile(source: SourcePackage, device: str, variables: Dict[str, str], fold
         if "Python.h" in error:
             version = "{}.{}".format(*sys.version_info)
             advice = f"install the headers of Python {version} (Debian, Ubuntu: apt install python{version}-dev)"
-        raise NotRunnable("missing", f"{source.package} does not compile: {error}; {advice}, then measure again")
+        raise NotRunnable(
+            "missing", f"{source.package} does not compile: {error}; {advice}, then measure again"
+        )
     shutil.rmtree(sdist)
     # Python would make its folders of bytecode with the user's mask
     compileall.compile_dir(partial, quiet=2, stripdir=str(partial), prependdir=str(folder))
@@ -330,7 +360,8 @@ def _compile(source: SourcePackage, device: str, variables: Dict[str, str], fold
 
 
 def compile_package(name: str, unpacked: str, into: str, device: str) -> None:
-    """Make INTO/<package>/, the Python package of the unpacked sdist with its compiled module, for a device."""
+    """Make INTO/<package>/, the Python package of the unpacked sdist with its compiled module, for
+    a device."""
     source = SOURCE_PACKAGES[name]
     sdist, target = Path(unpacked), Path(into)
     _copy_package(source, sdist, target)
@@ -342,7 +373,8 @@ def compile_package(name: str, unpacked: str, into: str, device: str) -> None:
 
 
 def _copy_package(source: SourcePackage, sdist: Path, target: Path) -> None:
-    """Copy the Python package and its metadata from the sdist, and make the files that have a template."""
+    """Copy the Python package and its metadata from the sdist, and make the files that have a
+    template."""
     import torch
 
     package = target / source.package
@@ -356,10 +388,11 @@ def _copy_package(source: SourcePackage, sdist: Path, target: Path) -> None:
 
 
 def _compile_module(source: SourcePackage, device: str, sdist: Path, target: Path) -> None:
-    """Compile the sources for a device, import the result once, and put it where the package imports it from.
+    """Compile the sources for a device, import the result once, and put it where the package
+    imports it from.
 
-    The C++ compiler compiles them for "cpu"; so it does for simulated.DEVICE, with the sources for CUDA; for "cuda"
-    nvcc compiles these."""
+    The C++ compiler compiles them for "cpu"; so it does for simulated.DEVICE, with the sources for
+    CUDA; for "cuda" nvcc compiles these."""
     from torch.utils import cpp_extension
 
     module = target.joinpath(*source.module.split("."))
@@ -368,8 +401,8 @@ def _compile_module(source: SourcePackage, device: str, sdist: Path, target: Pat
     files = source.source_files(sdist, device)
     define = [source.cuda_define] if device != "cpu" and source.cuda_define else []
     flags = list(source.flags)
-    nvcc_flags: List[str] = []
-    linker_flags: List[str] = []
+    nvcc_flags: list[str] = []
+    linker_flags: list[str] = []
     if device == "cuda":
         nvcc_flags = [*source.nvcc_flags, *define]
         linker_flags = _runtime_library(objects)
@@ -395,9 +428,9 @@ def _compile_module(source: SourcePackage, device: str, sdist: Path, target: Pat
     shutil.rmtree(objects)
 
 
-def _runtime_library(folder: Path) -> List[str]:
-    """Return linker flags with which `-lcudart` finds the runtime: NVIDIA's packages of the index have the library with
-    its version alone, so `folder` gets a link without it."""
+def _runtime_library(folder: Path) -> list[str]:
+    """Return linker flags with which `-lcudart` finds the runtime: NVIDIA's packages of the index
+    have the library with its version alone, so `folder` gets a link without it."""
     library = Path(os.environ.get("CUDA_HOME", ""), "lib")
     versioned = sorted(library.glob("libcudart.so.*"))
     if not versioned or (library / "libcudart.so").exists():
@@ -407,10 +440,11 @@ def _runtime_library(folder: Path) -> List[str]:
 
 
 def _fetch(package: str) -> Path:
-    """Return the sdist of `package` in the cache, downloaded unless it is there.  Raises NotRunnable("missing").
+    """Return the sdist of `package` in the cache, downloaded unless it is there.  Raises
+    NotRunnable("missing").
 
-    pip uses the user's index, proxy and certificates.  It runs the sdist's setup.py even to download, which may refuse
-    where there is no GPU, or no torch: it gets a torch that has one."""
+    pip uses the user's index, proxy and certificates.  It runs the sdist's setup.py even to
+    download, which may refuse where there is no GPU, or no torch: it gets a torch that has one."""
     version, digest = pinned(package)
     target = CACHE / "sources" / f"{package}-{version}.tar.gz"
     if target.exists() and hashlib.sha256(target.read_bytes()).hexdigest() == digest:
@@ -424,7 +458,16 @@ def _fetch(package: str) -> Path:
             (folder / name).write_text(text, encoding="utf-8")
         requirement = folder / "requirement.txt"
         requirement.write_text(f"{package}=={version} --hash=sha256:{digest}\n", encoding="utf-8")
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--require-hashes"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--no-binary",
+            ":all:",
+            "--require-hashes",
+        ]
         command += ["--no-build-isolation", "--no-input", "--disable-pip-version-check"]
         command += ["--dest", temporary, "-r", str(requirement)]
         done = subprocess.run(
@@ -445,7 +488,7 @@ def _fetch(package: str) -> Path:
     return target
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m rnnt_bench.setup.extensions",
         description="Compile source packages for this Python, unless they are compiled or installed already, and print "
@@ -460,12 +503,17 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parsed = parser.parse_args(arguments)
     wrong = [name for name in parsed.packages if name not in SOURCE_PACKAGES]
     if wrong:
-        parser.error(f"no source package is named {wrong[0]}; there are {', '.join(SOURCE_PACKAGES)}")
-    return guarded("extensions", lambda: _main(parsed.packages or [*SOURCE_PACKAGES], parsed.device))
+        parser.error(
+            f"no source package is named {wrong[0]}; there are {', '.join(SOURCE_PACKAGES)}"
+        )
+    return guarded(
+        "extensions", lambda: _main(parsed.packages or [*SOURCE_PACKAGES], parsed.device)
+    )
 
 
-def _main(packages: List[str], device: Optional[str]) -> int:
-    """Build the packages that are not installed, and print the folder of each; return the exit code."""
+def _main(packages: list[str], device: str | None) -> int:
+    """Build the packages that are not installed, and print the folder of each; return the exit
+    code."""
     code = EXIT_OK
     devices = [device] if device else ["cpu"]
     if not device and machine.gpu_may_be_here():

@@ -1,7 +1,9 @@
-"""Which Python runs an implementation, and which device the run is on.  No torch here: others are asked.
+"""Which Python runs an implementation, and which device the run is on.  No torch here: others are
+asked.
 
-A user's own Python wins where it has the implementation: `python benchmark_k2.py` in an environment with k2 uses that
-k2.  Otherwise the environments of `make setup` are used, wherever the script was started.
+A user's own Python wins where it has the implementation: `python benchmark_k2.py` in an environment
+with k2 uses that k2.  Otherwise the environments of `make setup` are used, wherever the script was
+started.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ import functools
 import importlib.util
 import json
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple
 
 from rnnt_bench.core import text
 from rnnt_bench.core.called import or_set_up
@@ -25,7 +28,7 @@ from rnnt_bench.system import machine, processes
 class Choice(NamedTuple):
     """Hold an interpreter, or None and the reason why there is none."""
 
-    python: Optional[Path]
+    python: Path | None
     reason: str = ""
 
 
@@ -46,24 +49,39 @@ def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool)
         return Choice(here)
     managed = environments.interpreter(implementation.environment)
     has_package = implementation.built or not lacks(implementation.package)
-    if has_package and not implementation.placed and not lacks("torch") and (prefer_here or not managed):
+    if (
+        has_package
+        and not implementation.placed
+        and not lacks("torch")
+        and (prefer_here or not managed)
+    ):
         return Choice(here)
     return Choice(managed, "" if managed else environments.reason(implementation.environment))
 
 
-def choose_all(names: Sequence[str], in_place: bool, prefer_here: Sequence[str] = ()) -> Dict[str, Choice]:
-    """Return the Python of each implementation.  prefer_here: those for which the running Python comes first."""
-    return {name: choose(find(name), in_place=in_place, prefer_here=name in prefer_here) for name in names}
+def choose_all(
+    names: Sequence[str], in_place: bool, prefer_here: Sequence[str] = ()
+) -> dict[str, Choice]:
+    """Return the Python of each implementation.  prefer_here: those for which the running Python
+    comes first."""
+    return {
+        name: choose(find(name), in_place=in_place, prefer_here=name in prefer_here)
+        for name in names
+    }
 
 
-def controls(python_of: Mapping[str, Choice], device: str, slow_products: bool = False) -> Dict[str, Choice]:
-    """Return the rows that measure losses of `python_of` under another condition too: {"fast_rnnt@k2": its Python}.
+def controls(
+    python_of: Mapping[str, Choice], device: str, slow_products: bool = False
+) -> dict[str, Choice]:
+    """Return the rows that measure losses of `python_of` under another condition too:
+    {"fast_rnnt@k2": its Python}.
 
-    slow_products: whether torch multiplies so slowly here that losses are measured with FAST_MKL."""
+    slow_products: whether torch multiplies so slowly here that losses are measured with
+      FAST_MKL."""
     chosen = _under_other_torch(python_of, device)
     if not slow_products:
         return chosen
-    fast: Dict[str, Choice] = {}
+    fast: dict[str, Choice] = {}
     for row in map(find, python_of):
         choice = python_of[row.name]
         if FAST_MKL in row.controls and not row.condition and _can_run(row, choice.python, device):
@@ -73,15 +91,16 @@ def controls(python_of: Mapping[str, Choice], device: str, slow_products: bool =
     return chosen
 
 
-def _can_run(row: Implementation, python: Optional[Path], device: str) -> bool:
+def _can_run(row: Implementation, python: Path | None, device: str) -> bool:
     return python is not None and (not row.built or _has(row.package, python, device))
 
 
-def _under_other_torch(python_of: Mapping[str, Choice], device: str) -> Dict[str, Choice]:
+def _under_other_torch(python_of: Mapping[str, Choice], device: str) -> dict[str, Choice]:
     """Return the rows that measure a loss in an environment with another torch too.
 
-    One for each such environment and each kind of its rows in `python_of`: a loss of that kind that runs under both."""
-    chosen: Dict[str, Choice] = {}
+    One for each such environment and each kind of its rows in `python_of`: a loss of that kind that
+    runs under both."""
+    chosen: dict[str, Choice] = {}
     rows = [find(name) for name in python_of]
     for environment, kind in dict.fromkeys((row.environment, row.kind) for row in rows):
         managed = environments.interpreter(environment)
@@ -93,7 +112,11 @@ def _under_other_torch(python_of: Mapping[str, Choice], device: str) -> Dict[str
                 continue
             python = python_of[loss.name].python
             has_other_torch = python is not None and torch_version(python) != torch_version(managed)
-            if has_other_torch and _can_run(loss, python, device) and _can_run(loss, managed, device):
+            if (
+                has_other_torch
+                and _can_run(loss, python, device)
+                and _can_run(loss, managed, device)
+            ):
                 chosen[loss.under(environment).name] = Choice(managed)
                 break
     return chosen
@@ -108,18 +131,20 @@ def _has(package: str, python: Path, device: str) -> bool:
 
 
 @functools.cache
-def torch_version(python: Path) -> Tuple[int, ...]:
+def torch_version(python: Path) -> tuple[int, ...]:
     """Return the version of torch as (2, 11, 0), without importing it; () where there is none."""
     code = "from importlib.metadata import version; print(version('torch'))"
     return version_numbers(processes.output([str(python), "-c", code], timeout=120))
 
 
-def version_numbers(version: str) -> Tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     """Return (2, 11, 0) for "2.11.0+cu130"; () for what is no version."""
-    return tuple(int(part) for part in version.strip().partition("+")[0].split(".") if part.isdigit())
+    return tuple(
+        int(part) for part in version.strip().partition("+")[0].split(".") if part.isdigit()
+    )
 
 
-def other(environment: str) -> Optional[Path]:
+def other(environment: str) -> Path | None:
     """Return the environment's Python; None where there is none or it is this one."""
     managed = environments.interpreter(environment)
     if managed is None or Path(sys.prefix).resolve() == managed.parent.parent.resolve():
@@ -133,7 +158,8 @@ def lacks(*packages: str) -> bool:
 
 
 def continue_in(environment: str) -> None:
-    """Restart this command under the environment's Python; do nothing where there is none or it is the running one."""
+    """Restart this command under the environment's Python; do nothing where there is none or it is
+    the running one."""
     managed = other(environment)
     if managed is not None:
         sys.stdout.flush()
@@ -141,8 +167,8 @@ def continue_in(environment: str) -> None:
 
 
 def need(package: str, environment: str = "main", *, in_place: bool = False) -> None:
-    """Restart the command in the environment where this Python lacks `package`.  Raises UserError where there is no
-    such environment, and with `in_place`."""
+    """Restart the command in the environment where this Python lacks `package`.  Raises UserError
+    where there is no such environment, and with `in_place`."""
     if lacks(package):
         if not in_place:
             continue_in(environment)
@@ -151,8 +177,8 @@ def need(package: str, environment: str = "main", *, in_place: bool = False) -> 
 
 
 def with_torch(*packages: str) -> Path:
-    """Return the running Python, for a command that needs torch; without that or one of `packages`, restart the command
-    in the main environment.  Raises UserError where there is no torch then."""
+    """Return the running Python, for a command that needs torch; without that or one of `packages`,
+    restart the command in the main environment.  Raises UserError where there is no torch then."""
     if lacks("torch", *packages):
         continue_in("main")
     need_torch({"": Choice(Path(sys.executable))})
@@ -161,12 +187,18 @@ def with_torch(*packages: str) -> Path:
 
 def need_torch(choices: Mapping[str, Choice]) -> None:
     """Raise UserError where all that can run would run in this Python, and it has no torch."""
-    if lacks("torch") and {choice.python for choice in choices.values()} <= {None, Path(sys.executable)}:
-        raise UserError(f"torch is not installed in {sys.executable}: {or_set_up('pip install torch')}")
+    if lacks("torch") and {choice.python for choice in choices.values()} <= {
+        None,
+        Path(sys.executable),
+    }:
+        raise UserError(
+            f"torch is not installed in {sys.executable}: {or_set_up('pip install torch')}"
+        )
 
 
 class Sight(NamedTuple):
-    """Hold what the torch of one Python sees.  torch: its version; reason: why there is no CUDA device."""
+    """Hold what the torch of one Python sees.  torch: its version; reason: why there is no CUDA
+    device."""
 
     devices: int
     torch: str
@@ -189,12 +221,14 @@ def _look(python: Path) -> Sight:
     return Sight(*json.loads(lines[-1])) if lines else Sight(0, "none", "torch does not import")
 
 
-def resolve_device(wanted: str, pythons: Iterable[Optional[Path]]) -> str:
-    """Return "cpu", "cuda" or "cuda:N" for `wanted`, asking the Pythons of the run only where a GPU driver is there.
+def resolve_device(wanted: str, pythons: Iterable[Path | None]) -> str:
+    """Return "cpu", "cuda" or "cuda:N" for `wanted`, asking the Pythons of the run only where a GPU
+    driver is there.
 
-    "auto" is decided by the Python with the newest torch, which most rows run in: a driver that is too old for it may
-    still serve k2's.  A line on stderr names each whose torch does not see the device: in a run on CUDA its rows are
-    unsupported.  Raises UserError when CUDA was asked for and no torch of this run sees the device."""
+    "auto" is decided by the Python with the newest torch, which most rows run in: a driver that is
+    too old for it may still serve k2's.  A line on stderr names each whose torch does not see the
+    device: in a run on CUDA its rows are unsupported.  Raises UserError when CUDA was asked for and
+      no torch of this run sees the device."""
     if wanted == "cpu":
         return wanted
     distinct = dict.fromkeys(filter(None, pythons))
@@ -211,8 +245,12 @@ def resolve_device(wanted: str, pythons: Iterable[Optional[Path]]) -> str:
     devices = max((sight.devices for sight in sights.values()), default=0)
     if wanted != "auto" and distinct and index >= devices:
         count = text.count(devices, "CUDA device") if devices else "no CUDA devices"
-        reasons = "".join(f"; {python}: {sight.reason}" for python, sight in sights.items() if sight.reason)
-        raise UserError(f"--device {wanted}: torch sees {count} here; use --device cpu or leave the flag out{reasons}")
+        reasons = "".join(
+            f"; {python}: {sight.reason}" for python, sight in sights.items() if sight.reason
+        )
+        raise UserError(
+            f"--device {wanted}: torch sees {count} here; use --device cpu or leave the flag out{reasons}"
+        )
     for python, sight in sights.items():
         if sight.devices <= index:
             reason = f" ({sight.reason})" if sight.reason else ""

@@ -1,7 +1,7 @@
 """The suite's own C files (common/setup/c), each compiled once by the C compiler that is there.
 
-They are small libraries without Python, so that one serves every environment: `built` gives the file, for ctypes or
-for LD_PRELOAD.  Standard library only."""
+They are small libraries without Python, so that one serves every environment: `built` gives the
+file, for ctypes or for LD_PRELOAD.  Standard library only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import subprocess
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Tuple
 
 from rnnt_bench.core.errors import NotRunnable
 from rnnt_bench.core.files import BUILD
@@ -24,29 +23,33 @@ NUMBERS = {"float32": "float", "float64": "double"}
 
 
 def multiplication(dtype: str) -> Path:
-    """Return the library that multiplies matrices of a dtype of NUMBERS with this processor's widest vectors.
+    """Return the library that multiplies matrices of a dtype of NUMBERS with this processor's
+    widest vectors.
 
     Raises NotRunnable."""
     return built("multiply", "-O3", *vector_flags(), f"-DNUMBER={NUMBERS[dtype]}")
 
 
 def mkl_as_intel() -> Path:
-    """Return the library that, preloaded, makes MKL take the path that it takes on Intel's processors.
+    """Return the library that, preloaded, makes MKL take the path that it takes on Intel's
+    processors.
 
     Raises NotRunnable."""
     return built("mkl_as_intel", "-O2")
 
 
 def build() -> None:
-    """Compile what is not compiled yet; what cannot be is left out, and says so when it is wanted."""
+    """Compile what is not compiled yet; what cannot be is left out, and says so when it is
+    wanted."""
     with suppress(NotRunnable):
         mkl_as_intel()
         for dtype in NUMBERS:
             multiplication(dtype)
 
 
-def vector_flags() -> Tuple[str, ...]:
-    """Return the compiler's flags for the widest vectors with multiply-add that this processor has."""
+def vector_flags() -> tuple[str, ...]:
+    """Return the compiler's flags for the widest vectors with multiply-add that this processor
+    has."""
     features = (memory.proc_field("/proc/cpuinfo", "flags") or "").split()
     if "avx512f" in features:
         return "-mavx512f", "-mfma"
@@ -66,7 +69,9 @@ def built(name: str, *flags: str) -> Path:
     compiler = os.environ.get("CC", "cc")
     version = compiler_version(compiler)
     if not version:
-        raise NotRunnable("missing", f"it needs a C compiler; `{compiler}` is none: install gcc (or set CC)")
+        raise NotRunnable(
+            "missing", f"it needs a C compiler; `{compiler}` is none: install gcc (or set CC)"
+        )
     conditions = "\n".join([source.read_text(encoding="utf-8"), compiler, version, *flags])
     digest = hashlib.sha256(conditions.encode()).hexdigest()[:12]
     target = COMPILED / f"{name}-{digest}.so"
@@ -84,9 +89,13 @@ def built(name: str, *flags: str) -> Path:
                 if done.returncode != 0:
                     lines = done.stderr.splitlines() or ["no output"]
                     reason = next((line for line in lines if "error:" in line), lines[-1])
-                    raise NotRunnable("missing", f"{compiler} does not compile {source.name}: {reason}")
+                    raise NotRunnable(
+                        "missing", f"{compiler} does not compile {source.name}: {reason}"
+                    )
                 os.replace(new, target)
     except OSError as error:
         advice = f"make room in {COMPILED} or make it writable"
-        raise NotRunnable("missing", f"{source.name} cannot be compiled: {error}; {advice}") from error
+        raise NotRunnable(
+            "missing", f"{source.name} cannot be compiled: {error}; {advice}"
+        ) from error
     return target

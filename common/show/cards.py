@@ -1,10 +1,12 @@
-"""Make the parts of a page that are no plot: the cards that answer its first question, and how rows were measured."""
+"""Make the parts of a page that are no plot: the cards that answer its first question, and how rows
+were measured."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any
 
 from rnnt_bench.analysis import machines, times, verdict
 from rnnt_bench.analysis.groups import Group
@@ -19,8 +21,9 @@ def title(rows: Rows) -> str:
     return verdict.headline(pick, verdict.smallest(rows)) if pick else ""
 
 
-def cards(rows: Rows, folders: Sequence[Path]) -> List[parts.Card]:
-    """Return the cards for rows of one configuration. folders: where a conformance matrix may be, besides docs/."""
+def cards(rows: Rows, folders: Sequence[Path]) -> list[parts.Card]:
+    """Return the cards for rows of one configuration. folders: where a conformance matrix may be,
+    besides docs/."""
     fastest, logits, smallest, approximate = verdict.picks(rows, folders)
     result = []
     if fastest:
@@ -42,7 +45,11 @@ def cards(rows: Rows, folders: Sequence[Path]) -> List[parts.Card]:
             lines += [_line("Memory", verdict.memory(pick.row, smallest)), _corners(pick)]
         result.append(_card("If you need logits", pick, lines))
     if approximate:
-        gains = [ratio for ratio in (approximate.over and approximate.over.ratio, approximate.memory) if ratio]
+        gains = [
+            ratio
+            for ratio in (approximate.over and approximate.over.ratio, approximate.memory)
+            if ratio
+        ]
         if not gains or min(gains) < 1:  # else it saves nothing
             lines = [_line("Gain", verdict.approximate(approximate)), _corners(approximate)]
             result.append(_card("If an approximation will do", approximate, lines))
@@ -75,14 +82,16 @@ def _corners(pick: verdict.Pick) -> parts.Line:
     return _line(title, [words])
 
 
-def failures(rows: Sequence[Row]) -> List[parts.Failure]:
+def failures(rows: Sequence[Row]) -> list[parts.Failure]:
     """Return what did not run, with the reason; in a sweep also at which values."""
     result = []
     for row in rows:
         if row.reason:
             where = f" at {settings.words(row.header.values)}" if row.header.values else ""
             link = parts.Link(row.status, row.folder)
-            result.append(parts.Failure(row.status, f"{row.label}{where}", [link, f": {row.reason}"]))
+            result.append(
+                parts.Failure(row.status, f"{row.label}{where}", [link, f": {row.reason}"])
+            )
     return result
 
 
@@ -93,8 +102,9 @@ def configuration(group: Group) -> str:
     return ", ".join([group.heading, *logits])
 
 
-def size_of(rows: Rows) -> List[str]:
-    """Return a sentence on how many utterances, batches and rounds were measured; none where that is not known."""
+def size_of(rows: Rows) -> list[str]:
+    """Return a sentence on how many utterances, batches and rounds were measured; none where that
+    is not known."""
     row = next((row for row in rows if row.batches), None)
     if row is None:
         return []
@@ -106,12 +116,26 @@ def size_of(rows: Rows) -> List[str]:
 
 
 def versions(entries: Rows) -> parts.Table:
-    """Return the table of versions and folders of the rows that were measured; of all where none was."""
-    columns = ("implementation", "version", "torch", "Python", "CUDA", "run started (UTC)", "folder")
+    """Return the table of versions and folders of the rows that were measured; of all where none
+    was."""
+    columns = (
+        "implementation",
+        "version",
+        "torch",
+        "Python",
+        "CUDA",
+        "run started (UTC)",
+        "folder",
+    )
     rows = []
     for entry in [entry for entry in entries if entry.is_measured] or entries:
         environment = entry.environment
-        packages = (environment.implementation_version, environment.torch, environment.python, environment.cuda)
+        packages = (
+            environment.implementation_version,
+            environment.torch,
+            environment.python,
+            environment.cuda,
+        )
         started = text.plain(entry.header.started or "-").replace("T", " ").replace("+00:00", "")
         folder = text.plain(entry.folder.resolve().name)
         rows.append(
@@ -122,10 +146,12 @@ def versions(entries: Rows) -> parts.Table:
                 parts.Cell(folder, folder, entry.results if entry.jobs else entry.folder),
             ]
         )
-    return parts.Table("versions", "Versions", [parts.Column(title, False) for title in columns], rows)
+    return parts.Table(
+        "versions", "Versions", [parts.Column(title, False) for title in columns], rows
+    )
 
 
-def _giga(rate: Optional[float]) -> str:
+def _giga(rate: float | None) -> str:
     return text.number(None if rate is None else rate / 1e9, 3)
 
 
@@ -140,26 +166,36 @@ def _products(rates: times.DeviceRates) -> str:
 
 
 def _shapes(entry: Row, written: schema.Record) -> str:
-    """Return the name and digest of the shape file, and what was changed in its lengths; "" where it is not known."""
+    """Return the name and digest of the shape file, and what was changed in its lengths; "" where
+    it is not known."""
     path, digest = entry.environment.shape_file, entry.environment.shape_file_sha256
     if not (path and digest):
         return ""
-    return ", ".join([f"{Path(path).name} (sha256 {digest[:12]})", *settings.described(written, (settings.LENGTHS,))])
+    return ", ".join(
+        [
+            f"{Path(path).name} (sha256 {digest[:12]})",
+            *settings.described(written, (settings.LENGTHS,)),
+        ]
+    )
 
 
-def machine(entries: Rows) -> List[Tuple[str, str]]:
+def machine(entries: Rows) -> list[tuple[str, str]]:
     """Return how and on what the first measured row was measured, as terms and their values."""
-    entry = next((entry for entry in entries if entry.is_measured), entries[0] if entries else Row())
+    entry = next(
+        (entry for entry in entries if entry.is_measured), entries[0] if entries else Row()
+    )
     environment = entry.environment
     header = entry.header
     rates = entry.rates
     machine = header.machine
     chosen = header.settings
     written = schema.as_written(chosen)
-    memory = f", {machine.memory_bytes / text.GIB:.0f} GiB" if machine.memory_bytes is not None else ""
+    memory = (
+        f", {machine.memory_bytes / text.GIB:.0f} GiB" if machine.memory_bytes is not None else ""
+    )
     order = "sorted by length" if chosen.sort_utterance else "in file order"
     revision = str(header.git_revision or "")[:12]
-    facts: List[Tuple[str, Any]] = [
+    facts: list[tuple[str, Any]] = [
         ("Machine", machine.cpu and f"{machines.named(machine)}{memory}"),
         ("System", machine.os),
         ("Device", " ".join(str(part) for part in (entry.device, entry.device_name) if part)),
@@ -167,7 +203,10 @@ def machine(entries: Rows) -> List[Tuple[str, str]]:
         ("Threads", environment.threads),
         ("Denormals", environment.denormals),
         ("Allocator", environment.allocator),
-        ("Memory's rate", rates.memory and f"{_giga(rates.memory)} GB/s read and written, {_range(rates)}"),
+        (
+            "Memory's rate",
+            rates.memory and f"{_giga(rates.memory)} GB/s read and written, {_range(rates)}",
+        ),
         ("Products' rate", _products(rates)),
         ("Batches", entry.batches and f"{len(entry.batches)} ({chosen.batches}), {order}"),
         ("Joiner", chosen.vocab_size and f"{chosen.encoder_dim} to V = {chosen.vocab_size}"),
@@ -176,8 +215,17 @@ def machine(entries: Rows) -> List[Tuple[str, str]]:
         ("Options", ", ".join(settings.described(written, (settings.MEASURED,)))),
         ("Seed", chosen.seed),
         ("Rounds", entry.rounds and f"{entry.rounds} of fresh processes"),
-        ("Trace", ", ".join(f"{stage} {steps}" for stage, steps in (chosen.schedule or {}).items())),
-        ("Suite", revision and revision + (" with uncommitted changes" if header.git_dirty else "")),
-        ("Command", " ".join(map(str, header.command)) if isinstance(header.command, list) else None),
+        (
+            "Trace",
+            ", ".join(f"{stage} {steps}" for stage, steps in (chosen.schedule or {}).items()),
+        ),
+        (
+            "Suite",
+            revision and revision + (" with uncommitted changes" if header.git_dirty else ""),
+        ),
+        (
+            "Command",
+            " ".join(map(str, header.command)) if isinstance(header.command, list) else None,
+        ),
     ]
     return [(term, text.plain(value)) for term, value in facts if value not in (None, "", [])]

@@ -1,10 +1,12 @@
-"""Show a comparison (see analysis/comparison.py): one screen, Markdown for a pull request, JSON, or a page."""
+"""Show a comparison (see analysis/comparison.py): one screen, Markdown for a pull request, JSON, or
+a page."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Iterator, List, NamedTuple, Optional, Sequence
+from typing import NamedTuple
 
 from rnnt_bench.analysis import comparison, control, doubts, machines, metrics, ratios, standing
 from rnnt_bench.analysis.row import SCOPES
@@ -42,7 +44,8 @@ class Line(NamedTuple):
 
 
 def render(changes: Changes, remarks: Sequence[str], format: str = "table") -> str:
-    """Return every number with its reason as text. remarks: lines below it, which JSON leaves out."""
+    """Return every number with its reason as text. remarks: lines below it, which JSON leaves
+    out."""
     if format == "json":
         return json_text([change.as_json() for change in changes])
     shown = _measured(changes)
@@ -55,25 +58,37 @@ def render(changes: Changes, remarks: Sequence[str], format: str = "table") -> s
     return "\n\n".join(blocks) + "\n"
 
 
-def screen(changes: Changes, remarks: Sequence[str], terminal: tables.Terminal = tables.UNKNOWN) -> str:
+def screen(
+    changes: Changes, remarks: Sequence[str], terminal: tables.Terminal = tables.UNKNOWN
+) -> str:
     """Return the outcome in lines that fit: all times, whatever else changed, and the verdict."""
     shown = _measured(changes)
-    lines = [line for line in lines_of(shown) if line.what.endswith(" time") or line.verdict != "same"]
+    lines = [
+        line for line in lines_of(shown) if line.what.endswith(" time") or line.verdict != "same"
+    ]
     below = _controls(shown)
     for change in shown:
         sides = doubts.about_sides(change.pair.baseline, change.pair.new)
         below += [f"{change.pair.name}: {doubt.words}" for doubt in sides if doubt.kind == "status"]
     answers = {"times": _counts(shown)}
-    names = gathered((line.verdict, f"{line.name} {line.what.replace(' time', '')}") for line in lines)
+    names = gathered(
+        (line.verdict, f"{line.name} {line.what.replace(' time', '')}") for line in lines
+    )
     answers.update({verdict: ", ".join(names[verdict]) for verdict in MARKS if verdict in names})
     reasons = gathered((line.reason, line.name) for line in lines if line.verdict == BESIDE_LOAD)
     if reasons:
-        loaded = (f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items())
+        loaded = (
+            f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items()
+        )
         answers[BESIDE_LOAD] = "; ".join(loaded)
-    times = [(change.pair.name, scope, time) for change in shown for scope, time in change.time.items()]
+    times = [
+        (change.pair.name, scope, time) for change in shown for scope, time in change.time.items()
+    ]
     alone = [f"{name} {scope}" for name, scope, time in times if "uncontrolled" in time.kinds]
     if alone:
-        answers["unclear"] = f"separate runs, which {ratios.FEWEST_CONTROLS} rows that did not change would make "
+        answers["unclear"] = (
+            f"separate runs, which {ratios.FEWEST_CONTROLS} rows that did not change would make "
+        )
         answers["unclear"] += f"comparable: {', '.join(alone)}; measure both in one run"
     narrow = table(lines, COLUMNS[:8])
     return spaced(
@@ -111,7 +126,7 @@ def _is_measured(change: comparison.Change) -> bool:
     return any(run.timed or run.peaks_mb or run.checked.loss_error is not None for run in runs)
 
 
-def _below(changes: Changes, remarks: Sequence[str]) -> List[str]:
+def _below(changes: Changes, remarks: Sequence[str]) -> list[str]:
     """Return the lines below the whole table: each verdict with its reason, each note once."""
     shown = _measured(changes)
     lines = lines_of(shown)
@@ -130,7 +145,7 @@ def _below(changes: Changes, remarks: Sequence[str]) -> List[str]:
     ]
 
 
-def on_one_side(sides: comparison.Sides) -> List[str]:
+def on_one_side(sides: comparison.Sides) -> list[str]:
     """Return lines on runs that are on one side alone, and on later ones that measured nothing."""
     lines = []
     for side, runs in (("in the baseline", sides.gone), ("on the new side", sides.added)):
@@ -140,7 +155,7 @@ def on_one_side(sides: comparison.Sides) -> List[str]:
     return [*lines, *filter(None, [stopped])]
 
 
-def origins(changes: Changes) -> List[str]:
+def origins(changes: Changes) -> list[str]:
     """Return a line on each side, and one on how their times are compared."""
     lines = []
     for side in ("baseline", "new"):
@@ -149,7 +164,9 @@ def origins(changes: Changes) -> List[str]:
         above = ", ".join(dict.fromkeys(str(folder.parent) for folder in folders))
         where = str(runs[0].results) if len(folders) == 1 else f"{above} ({len(folders)} runs)"
         lines.append(f"{side}: {where}, started {min(run.header.started for run in runs)}")
-    paired = {time.paired for change in changes for time in change.time.values() if time.ratio is not None}
+    paired = {
+        time.paired for change in changes for time in change.time.values() if time.ratio is not None
+    }
     ways = []
     if False in paired:
         ways.append(
@@ -168,8 +185,9 @@ def origins(changes: Changes) -> List[str]:
     return lines
 
 
-def lines_of(changes: Changes) -> List[Line]:
-    """Return the lines of changes, without what neither side measured, such as scope `loss` of a loss that has none."""
+def lines_of(changes: Changes) -> list[Line]:
+    """Return the lines of changes, without what neither side measured, such as scope `loss` of a
+    loss that has none."""
     lines = []
     for change in changes:
         name = change.pair.name
@@ -180,7 +198,9 @@ def lines_of(changes: Changes) -> List[Line]:
                 batches = str(time.ratio.batches if time.ratio else 0)
                 cells = [interval, *_with_unit(time.both_ms, f"{scope}_ms"), rounds, batches]
                 numbers = [_ratio(time.factor), _ratio(time.over_control)]
-                lines.append(Line(name, f"{scope} time", time.verdict, time.reason, [*numbers, *cells]))
+                lines.append(
+                    Line(name, f"{scope} time", time.verdict, time.reason, [*numbers, *cells])
+                )
         for scope, memory in change.memory.items():
             if memory.baseline is not None or memory.new is not None:
                 sides = _with_unit((memory.baseline, memory.new), "peak_memory_mb")
@@ -193,11 +213,11 @@ def lines_of(changes: Changes) -> List[Line]:
     return lines
 
 
-def _ratio(value: Optional[float]) -> str:
+def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _with_unit(values: Sequence[Optional[float]], key: str) -> List[str]:
+def _with_unit(values: Sequence[float | None], key: str) -> list[str]:
     """Return values with the unit of the metric `key`."""
     unit = metrics.METRICS[key].unit
     return ["-" if value is None else f"{number(value)} {unit}" for value in values]
@@ -215,11 +235,17 @@ def _counts(changes: Changes) -> str:
 
 def _verdicts(changes: Changes) -> Counter[str]:
     """Return how many of the times that are compared have each verdict."""
-    return Counter(time.verdict for change in changes for time in change.time.values() if time.ratio is not None)
+    return Counter(
+        time.verdict
+        for change in changes
+        for time in change.time.values()
+        if time.ratio is not None
+    )
 
 
-def _controls(changes: Changes) -> List[str]:
-    """Return a line for each control: by what the rows moved that did not change, and the machine's rates."""
+def _controls(changes: Changes) -> list[str]:
+    """Return a line for each control: by what the rows moved that did not change, and the machine's
+    rates."""
     lines = []
     for scope in SCOPES:
         times = [change.time[scope] for change in changes if scope in change.time]
@@ -230,7 +256,8 @@ def _controls(changes: Changes) -> List[str]:
 
 
 def _moved(moved: ratios.Control, first: standing.Standing) -> str:
-    """Return how much slower unchanged rows were, whether that is sure, and the rates of both runs of the first."""
+    """Return how much slower unchanged rows were, whether that is sure, and the rates of both runs
+    of the first."""
     ratio, low, high = moved.together()
     spread = f"{low:.2f} to {high:.2f}; each {moved.least:.2f} to {moved.most:.2f}"
     words = f"{moved.rows} rows that did not change took {ratio:.2f} times the time ({spread})"
@@ -269,7 +296,9 @@ def write(changes: Changes, remarks: Sequence[str], output: Path) -> Path:
         notes=[("", [f"{line}."]) for line in _below(changes, remarks)],
     )
     lead = " ".join(f"{line}." for line in sides)
-    text = page.assembled([section], output.parent, title(shown), lead, overline="Two measurements, compared")
+    text = page.assembled(
+        [section], output.parent, title(shown), lead, overline="Two measurements, compared"
+    )
     return page.saved(text, output)
 
 
@@ -279,18 +308,26 @@ def title(changes: Changes) -> str:
     return f"Times: {counts or 'none to compare'}"
 
 
-def _figure(changes: Changes) -> Optional[parts.Figure]:
+def _figure(changes: Changes) -> parts.Figure | None:
     looks = style.looks({change.pair.new.name: change.pair.new.kind for change in changes})
     dots = []
     for change in changes:
         for scope, time in change.time.items():
             if time.factor is not None:
                 name = f"{change.pair.name}, {scope}"
-                numbers = time.factor, time.low, time.high, time.verdict, time.verdict == BESIDE_LOAD
+                numbers = (
+                    time.factor,
+                    time.low,
+                    time.high,
+                    time.verdict,
+                    time.verdict == BESIDE_LOAD,
+                )
                 dots.append(plots.Dot(name, looks[time.row.name], *numbers, time.row.results))
     if not dots:
         return None
-    caption = "Dot: the time of the new side over that of the baseline; line: its interval over rounds."
+    caption = (
+        "Dot: the time of the new side over that of the baseline; line: its interval over rounds."
+    )
     if any(dot.hollow for dot in dots):
         caption += " Hollow: beside other load, so the ratio decides nothing."
     return plots.ratios("changes", "Time, new over baseline", caption, dots, "times the baseline")

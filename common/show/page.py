@@ -1,7 +1,7 @@
-"""Make one self-contained HTML page from groups of rows, and write it: no network, and only its own two scripts.
-A content security policy allows these by their hash, and no address, so that nothing in a name can run. Without scripts
-every plot has its numbers as a table. All text is escaped and, except code, shown on one line; every address is
-relative to the page's folder."""
+"""Make one self-contained HTML page from groups of rows, and write it: no network, and only its own
+two scripts. A content security policy allows these by their hash, and no address, so that nothing
+in a name can run. Without scripts every plot has its numbers as a table. All text is escaped and,
+except code, shown on one line; every address is relative to the page's folder."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any
 from urllib.parse import quote
 
 from rnnt_bench.analysis import doubts, logs
@@ -34,17 +35,23 @@ LIBRARY = HERE / "plotly" / "plotly-basic.min.js"
 
 
 def page(
-    groups: Sequence[Group], base: Path, library: Optional[str] = None, swept: Sequence[Sweep] = (), paths: Paths = ()
+    groups: Sequence[Group],
+    base: Path,
+    library: str | None = None,
+    swept: Sequence[Sweep] = (),
+    paths: Paths = (),
 ) -> str:
-    """Return the page as text, for the folder `base`. library: JavaScript in place of plotly.js; paths: the logs, in
-    which a conformance matrix may be too. Raises UserError without jinja2."""
+    """Return the page as text, for the folder `base`. library: JavaScript in place of plotly.js;
+    paths: the logs, in which a conformance matrix may be too. Raises UserError without jinja2."""
     answer = cards.title(groups[0].rows) if len(groups) == 1 and not swept else ""
     title = answer or "Which transducer loss?"
     shown = sections(groups, base, swept, paths)
     return assembled(shown, base, title, _lead(groups, swept), library, reading=True)
 
 
-def sections(groups: Sequence[Group], base: Path, swept: Sequence[Sweep], paths: Paths) -> List[parts.Section]:
+def sections(
+    groups: Sequence[Group], base: Path, swept: Sequence[Sweep], paths: Paths
+) -> list[parts.Section]:
     result = [_section(index, groups, paths) for index in range(len(groups))]
     result += [_sweep(sweep, number) for number, sweep in enumerate(swept)]
     for number, tool in enumerate(parts.slices()):
@@ -56,7 +63,9 @@ def sections(groups: Sequence[Group], base: Path, swept: Sequence[Sweep], paths:
 
 
 def _failed(name: str, title: str, error: Exception) -> parts.Section:
-    return parts.Section(name, title, failures=[parts.Failure("error", "this section", [reason_of(error)])])
+    return parts.Section(
+        name, title, failures=[parts.Failure("error", "this section", [reason_of(error)])]
+    )
 
 
 def assembled(
@@ -64,11 +73,12 @@ def assembled(
     base: Path,
     title: str,
     lead: str,
-    library: Optional[str] = None,
+    library: str | None = None,
     reading: bool = False,
     overline: str = "Transducer (RNN-T) losses, side by side",
 ) -> str:
-    """Return the page of these sections. reading: whether to explain how tables of losses are read."""
+    """Return the page of these sections. reading: whether to explain how tables of losses are
+    read."""
     library = LIBRARY.read_text(encoding="utf-8") if library is None else library
     script = (HERE / "page.js").read_text(encoding="utf-8")
     policy = (
@@ -100,8 +110,9 @@ def assembled(
 MOST_IN_PARTS = 3
 
 
-def contents(sections: Sequence[parts.Section]) -> List[Tuple[str, str, str]]:
-    """Return the address, title and heading of each entry of the page's contents: sections, and the parts of a few."""
+def contents(sections: Sequence[parts.Section]) -> list[tuple[str, str, str]]:
+    """Return the address, title and heading of each entry of the page's contents: sections, and the
+    parts of a few."""
     entries = []
     for section in sections:
         entries.append((section.id, section.title, section.heading))
@@ -117,35 +128,46 @@ def contents(sections: Sequence[parts.Section]) -> List[Tuple[str, str, str]]:
     return entries
 
 
-def _rendered(section: parts.Section, base: Path) -> Tuple[parts.Section, str, Dict[str, Any]]:
-    """Return the section, its HTML and its plots; one that says what is wrong in place of a section that fails."""
+def _rendered(section: parts.Section, base: Path) -> tuple[parts.Section, str, dict[str, Any]]:
+    """Return the section, its HTML and its plots; one that says what is wrong in place of a section
+    that fails."""
     try:
         return _drawn(section, base)
     except Exception as error:
         return _drawn(_failed(section.id, section.title, error), base)
 
 
-def _drawn(section: parts.Section, base: Path) -> Tuple[parts.Section, str, Dict[str, Any]]:
+def _drawn(section: parts.Section, base: Path) -> tuple[parts.Section, str, dict[str, Any]]:
     text = render("show/templates/section.html.jinja", base, section=section)
-    figures = {f"{plot.key}-{section.id}": {"data": plot.data, "layout": plot.layout} for plot in section.plots}
+    figures = {
+        f"{plot.key}-{section.id}": {"data": plot.data, "layout": plot.layout}
+        for plot in section.plots
+    }
     return section, text, finite(figures, digits=6)  # far below a pixel
 
 
 def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
-    """Return "11 losses measured, on AMD EPYC (family 26, model 2, AVX-512), 2026-11-24."; a loss under a second torch
-    (NAME@k2) counts once."""
+    """Return "11 losses measured, on AMD EPYC (family 26, model 2, AVX-512), 2026-11-24."; a loss
+    under a second torch (NAME@k2) counts once."""
     rows = [row for group in groups for row in group.rows]
     rows += [row for sweep in swept for row in sweep.rows]
-    names = [(row.device_name, row.configuration.get("processor") or "") for row in rows if row.device_name]
+    names = [
+        (row.device_name, row.configuration.get("processor") or "")
+        for row in rows
+        if row.device_name
+    ]
     devices = ", ".join(dict.fromkeys(" ".join(filter(None, words)) for words in names))
     days = sorted({row.header.started[:10] for row in rows} - {""})
     losses = len({row.loss for row in rows if row.is_measured})
     words = [f"{count(losses, 'loss')} measured", devices and f"on {devices}"]
-    return ", ".join(filter(None, [*words, " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))])) + "."
+    return (
+        ", ".join(filter(None, [*words, " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))])) + "."
+    )
 
 
 def _section(index: int, groups: Sequence[Group], folders: Paths) -> parts.Section:
-    """Return the section of the group with this index; its title is numbered where there are several."""
+    """Return the section of the group with this index; its title is numbered where there are
+    several."""
     group = groups[index]
     rows = group.rows
     measured = [row for row in rows if row.is_measured]
@@ -158,7 +180,9 @@ def _section(index: int, groups: Sequence[Group], folders: Paths) -> parts.Secti
         loaded=doubts.beside_load(rows),
         cards=cards.cards(rows, folders),
         lead=plots.over_fastest(rows),
-        tables=[tables.table("page", "Results", measured)._replace(groups=kinds)] if measured else [],
+        tables=[tables.table("page", "Results", measured)._replace(groups=kinds)]
+        if measured
+        else [],
         failures=cards.failures(rows),
         figures=list(filter(None, figures)),
         notes=[("", [f"{line}."]) for line in tables.notes(rows)],
@@ -171,7 +195,9 @@ def _sweep(sweep: Sweep, number: int) -> parts.Section:
     """Return the section of a sweep."""
     title = f"Sweep over {' and '.join(map(flag, sweep.grid))}"
     failures = cards.failures(sweep.rows)
-    return parts.Section(f"sweep-{number}", title, sweep.heading, figures=plots.swept(sweep), failures=failures)
+    return parts.Section(
+        f"sweep-{number}", title, sweep.heading, figures=plots.swept(sweep), failures=failures
+    )
 
 
 # The file.
@@ -189,9 +215,9 @@ def saved(text: str, output: Path) -> Path:
     return output
 
 
-def after_run(log_dir: Path, quiet: bool, log: Optional[logs.Log] = None) -> None:
-    """Write ``log_dir/report.html`` and say so on stderr. log: its content, where it was read already.
-    A failure is one warning and not fatal."""
+def after_run(log_dir: Path, quiet: bool, log: logs.Log | None = None) -> None:
+    """Write ``log_dir/report.html`` and say so on stderr. log: its content, where it was read
+    already. A failure is one warning and not fatal."""
     path = log_dir / FILE_NAME
     try:
         write(log.newest() if log and log.every else logs.read_any([log_dir]), path, [log_dir])
@@ -217,7 +243,9 @@ def environment() -> Any:
         from markupsafe import Markup, escape
     except ImportError:
         advice = f"{command('report')} takes an environment that has it, or pip install jinja2"
-        raise errors.UserError(f"no report: jinja2 is not installed in {sys.executable}; {advice}") from None
+        raise errors.UserError(
+            f"no report: jinja2 is not installed in {sys.executable}; {advice}"
+        ) from None
 
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE.parent),

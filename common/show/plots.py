@@ -1,12 +1,14 @@
-"""Draw the plots of a configuration or sweep: ratios, time against memory, a swept setting, what changes with time."""
+"""Draw the plots of a configuration or sweep: ratios, time against memory, a swept setting, what
+changes with time."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple
 
 from rnnt_bench.analysis import groups, metrics, standing, verdict
 from rnnt_bench.analysis.row import Row, Rows
@@ -20,17 +22,18 @@ LANE = 44  # pixels
 
 
 class Dot(NamedTuple):
-    """Hold one lane of a plot of ratios. hollow: something else is in the ratio too, so that it decides nothing;
+    """Hold one lane of a plot of ratios. hollow: something else is in the ratio too, so that it
+    decides nothing;
     source: the file that the number is from."""
 
     name: str
     look: style.Look
     ratio: float
-    low: Optional[float] = None
-    high: Optional[float] = None
+    low: float | None = None
+    high: float | None = None
     verdict: str = ""
     hollow: bool = False
-    source: Optional[Path] = None
+    source: Path | None = None
 
     @property
     def interval(self) -> str:
@@ -38,8 +41,9 @@ class Dot(NamedTuple):
         return f" ({span})" if span else ""
 
 
-def over_fastest(rows: Rows) -> Optional[Figure]:
-    """Draw each loss's time over that of the fastest exact one; None where fewer than two can be compared."""
+def over_fastest(rows: Rows) -> Figure | None:
+    """Draw each loss's time over that of the fastest exact one; None where fewer than two can be
+    compared."""
     compared = [row.against_fastest for row in rows if row.against_fastest]
     kinds = verdict.ranked_kinds(rows)
     ranked = [against for against in compared if against.row.kind in kinds] or compared
@@ -50,16 +54,24 @@ def over_fastest(rows: Rows) -> Optional[Figure]:
     dots = [dot for row in rows if (dot := _dot(row, base, scope))]
     if len(dots) < 2:
         return None
-    caption = f"Dot: the time of a {scope} over that of {base.label}; line: its 95% interval over rounds."
+    caption = (
+        f"Dot: the time of a {scope} over that of {base.label}; line: its 95% interval over rounds."
+    )
     if any(dot.hollow for dot in dots):
         caption += " Hollow: beside other load, so the ratio decides nothing."
     others = [row.label for row in rows if row.ms and not row.of_one_model and base.of_one_model]
     if others:
         caption += f" Not drawn, as they train another model: {', '.join(others)}."
-    return ratios("ratios", f"{scope.capitalize()} time over {base.label}'s", caption, dots, f"times {base.label}")
+    return ratios(
+        "ratios",
+        f"{scope.capitalize()} time over {base.label}'s",
+        caption,
+        dots,
+        f"times {base.label}",
+    )
 
 
-def _dot(row: Row, base: Row, scope: str) -> Optional[Dot]:
+def _dot(row: Row, base: Row, scope: str) -> Dot | None:
     """Return how a row stands against the fastest; None where the two are not compared."""
     against = row.against_fastest
     if row is base:
@@ -73,13 +85,24 @@ def _dot(row: Row, base: Row, scope: str) -> Optional[Dot]:
     ratio = against.ratio
     if ratio is None:
         return None
-    return Dot(row.marked, row.look, ratio.ratio, ratio.low, ratio.high, word, against.beside_load, row.results)
+    return Dot(
+        row.marked,
+        row.look,
+        ratio.ratio,
+        ratio.low,
+        ratio.high,
+        word,
+        against.beside_load,
+        row.results,
+    )
 
 
 def ratios(key: str, title: str, caption: str, dots: Sequence[Dot], across: str) -> Figure:
-    """Draw a dot and a whisker for each ratio, the first on top, on a logarithmic axis titled `across`, with a line at
-    1."""
-    span = style.logarithmic([*(end for dot in dots for end in (dot.low, dot.ratio, dot.high) if end), 1.0])
+    """Draw a dot and a whisker for each ratio, the first on top, on a logarithmic axis titled
+    `across`, with a line at 1."""
+    span = style.logarithmic(
+        [*(end for dot in dots for end in (dot.low, dot.ratio, dot.high) if end), 1.0]
+    )
     data, names, cells = [], [], []
     for lane, dot in enumerate(dots):
         options: Plotly = {}
@@ -91,10 +114,16 @@ def ratios(key: str, title: str, caption: str, dots: Sequence[Dot], across: str)
             }
         look = style.marker(dot.look, 12, dot.hollow)
         data.append(style.points(dot.name, [(dot.ratio, -lane)], look, "%{x:.3g} times", **options))
-        words = f"{style.shown(dot.name)}  <b>{number(dot.ratio, 3)}x</b>{dot.interval}  {dot.verdict}"
+        words = (
+            f"{style.shown(dot.name)}  <b>{number(dot.ratio, 3)}x</b>{dot.interval}  {dot.verdict}"
+        )
         names.append(words.rstrip())
-        numbers = {name: measured(getattr(dot, name), dot.source) for name in ("ratio", "low", "high")}
-        cells.append({"implementation": Cell(dot.name), **numbers, "verdict": Cell(dot.verdict or "-")})
+        numbers = {
+            name: measured(getattr(dot, name), dot.source) for name in ("ratio", "low", "high")
+        }
+        cells.append(
+            {"implementation": Cell(dot.name), **numbers, "verdict": Cell(dot.verdict or "-")}
+        )
     line = {
         "type": "line",
         "layer": "below",
@@ -106,7 +135,9 @@ def ratios(key: str, title: str, caption: str, dots: Sequence[Dot], across: str)
         "line": {"width": 1.5, "color": style.INK},
     }
     frame = {**style.lanes(names, LANE, 8), "shapes": [line], "xaxis": style.axis_of(across, span)}
-    summary = f"{title}: " + "; ".join(f"{dot.name} {number(dot.ratio, 3)}{dot.interval}" for dot in dots)
+    summary = f"{title}: " + "; ".join(
+        f"{dot.name} {number(dot.ratio, 3)}{dot.interval}" for dot in dots
+    )
     layout = style.layout(LANE * len(dots) + 70, None, **frame)
     return Figure(key, title, caption, summary, data, layout, tabulated(key, title, cells))
 
@@ -114,16 +145,21 @@ def ratios(key: str, title: str, caption: str, dots: Sequence[Dot], across: str)
 # Time against memory.
 
 
-def positions(rows: Rows) -> Dict[str, Tuple[float, float]]:
+def positions(rows: Rows) -> dict[str, tuple[float, float]]:
     """Return the time in ms and the peak in MB of each row that has both, by its label."""
-    return {row.label: (row.ms.median, row.peak_mb) for row in rows if row.ms and row.peak_mb is not None}
+    return {
+        row.label: (row.ms.median, row.peak_mb)
+        for row in rows
+        if row.ms and row.peak_mb is not None
+    }
 
 
-def front(rows: Rows) -> List[Row]:
-    """Return the exact rows, by utterance too, for which no other is both faster and smaller, by time."""
+def front(rows: Rows) -> list[Row]:
+    """Return the exact rows, by utterance too, for which no other is both faster and smaller, by
+    time."""
     places = positions(rows)
     ranked = [row for row in rows if _is_ranked(row) and row.kind != "pruned"]
-    result: List[Row] = []
+    result: list[Row] = []
     for row in sorted(ranked, key=lambda row: places[row.label]):
         if not result or places[row.label][1] < places[result[-1].label][1]:
             result.append(row)
@@ -134,14 +170,17 @@ def _is_ranked(row: Row) -> bool:
     return row.of_one_model and not row.under
 
 
-def _ends(summaries: Iterable[statistics.Summary]) -> List[float]:
+def _ends(summaries: Iterable[statistics.Summary]) -> list[float]:
     """Return the medians and percentiles that an axis has to show."""
-    return [end for summary in summaries for end in (summary.p20, summary.median, summary.p80) if end]
+    return [
+        end for summary in summaries for end in (summary.p20, summary.median, summary.p80) if end
+    ]
 
 
-def time_and_memory(rows: Rows) -> Optional[Figure]:
-    """Draw step time against peak memory; a line joins the losses for which no other is both faster and smaller. Losses
-    of other models and under another torch are hollow symbols, which are not ranked."""
+def time_and_memory(rows: Rows) -> Figure | None:
+    """Draw step time against peak memory; a line joins the losses for which no other is both faster
+    and smaller. Losses of other models and under another torch are hollow symbols, which are not
+    ranked."""
     places = positions(rows)
     rows = [row for row in rows if row.label in places]
     if len(rows) < 2:
@@ -156,29 +195,51 @@ def time_and_memory(rows: Rows) -> Optional[Figure]:
         corners = [(on[0][0], up.high), *on, (across.high, on[-1][1])]
         line = {"shape": "hv", "dash": "dot", "width": 2.5, "color": style.INK}
         data.append(style.points("Pareto front", corners, {}, mode="lines", line=line))
-        sentences.append(f"Beaten in both by no other exact loss (line): {', '.join(row.label for row in best)}.")
+        sentences.append(
+            f"Beaten in both by no other exact loss (line): {', '.join(row.label for row in best)}."
+        )
     others = [row.marked for row in rows if not _is_ranked(row)]
     if others:
-        sentences.append(f"Hollow, not ranked: of other models, or under another torch: {', '.join(others)}.")
+        sentences.append(
+            f"Hollow, not ranked: of other models, or under another torch: {', '.join(others)}."
+        )
     for row in rows:
-        options: Plotly = {"error_x": {**style.whiskers([summaries[row.label]]), "thickness": 1, "width": 4}}
+        options: Plotly = {
+            "error_x": {**style.whiskers([summaries[row.label]]), "thickness": 1, "width": 4}
+        }
         if row in best:
-            options.update(mode="markers+text", text=[style.shown(row.label)], textposition="top right")
+            options.update(
+                mode="markers+text", text=[style.shown(row.label)], textposition="top right"
+            )
         look = style.marker(row.look, 13, hollow=not _is_ranked(row))
         hover = "%{x:.4g} ms, %{y:.4g} MB"
-        data.append(style.points(row.marked, [places[row.label]], look, hover, cliponaxis=False, **options))
+        data.append(
+            style.points(row.marked, [places[row.label]], look, hover, cliponaxis=False, **options)
+        )
         ms, mb = (measured(value, row.results) for value in places[row.label])
         on_front = Cell("yes" if row in best else "no")
         name = Cell(row.marked)
-        cells.append({"implementation": name, "median ms": ms, "peak MB": mb, "on the front": on_front})
+        cells.append(
+            {"implementation": name, "median ms": ms, "peak MB": mb, "on the front": on_front}
+        )
     title, text = "Time against memory", " ".join(sentences)
     caption = f"Lower left is better. {text}"
     if any(summary.p20 for summary in summaries.values()):
-        whiskers = "Whiskers: the 20th and 80th percentile of samples over their own batch's median."
+        whiskers = (
+            "Whiskers: the 20th and 80th percentile of samples over their own batch's median."
+        )
         caption = f"Lower left is better. {whiskers} {text}"
     frame = {"xaxis": style.axis_of("step, ms", across), "yaxis": style.axis_of("peak, MB", up)}
     table = tabulated("time-memory", "Time and memory", cells)
-    return Figure("time-memory", title, caption, f"{title}. {text}", data, style.layout(460, 200, **frame), table)
+    return Figure(
+        "time-memory",
+        title,
+        caption,
+        f"{title}. {text}",
+        data,
+        style.layout(460, 200, **frame),
+        table,
+    )
 
 
 # Sweeps: with several settings there is a plot for each, at the first values of the others.
@@ -193,16 +254,17 @@ class Point(NamedTuple):
 
 
 class Quantity(NamedTuple):
-    """Describe a number that is drawn of every sweep. summary: returns it of a row, None where it is not known."""
+    """Describe a number that is drawn of every sweep. summary: returns it of a row, None where it
+    is not known."""
 
     key: str
     title: str
     unit: str
     caption: str
-    summary: Callable[[Row], Optional[statistics.Summary]]
+    summary: Callable[[Row], statistics.Summary | None]
 
 
-def quantities() -> List[Quantity]:
+def quantities() -> list[Quantity]:
     """Return time, memory, and the metrics that are in plots."""
     times = "Median step (loss where no step was timed); whiskers: p20 to p80."
     peaks = "Highest peak of a step above its baseline, from the memory pass."
@@ -212,19 +274,21 @@ def quantities() -> List[Quantity]:
     ]
     for metric in metrics.METRICS.values():
         if metric.is_in("plot"):
-            result.append(Quantity(metric.key, metric.title, metric.unit, "", partial(_scaled, metric)))
+            result.append(
+                Quantity(metric.key, metric.title, metric.unit, "", partial(_scaled, metric))
+            )
     return result
 
 
-def _scaled(metric: metrics.Metric, row: Row) -> Optional[statistics.Summary]:
+def _scaled(metric: metrics.Metric, row: Row) -> statistics.Summary | None:
     return _alone(metric.scaled(row))
 
 
-def _alone(value: Optional[float]) -> Optional[statistics.Summary]:
+def _alone(value: float | None) -> statistics.Summary | None:
     return None if value is None else statistics.Summary(value)
 
 
-def swept(sweep: groups.Sweep) -> List[Figure]:
+def swept(sweep: groups.Sweep) -> list[Figure]:
     """Return a plot of each quantity for each setting that varies."""
     figures = []
     for key in (key for key, values in sweep.grid.items() if len(values) > 1):
@@ -232,30 +296,48 @@ def swept(sweep: groups.Sweep) -> List[Figure]:
         rows = [row for row in sweep.rows if first.items() <= row.header.values.items()]
         notes = [f"At {settings.words(first)}."] if first else []
         failed = [row for row in rows if row.status != "ok"]
-        places = gathered(((row.name, row.status), settings.worded(row.header.values[key])) for row in failed)
+        places = gathered(
+            ((row.name, row.status), settings.worded(row.header.values[key])) for row in failed
+        )
         if places:
-            missing = [f"{name} at {', '.join(values)} ({status})" for (name, status), values in places.items()]
+            missing = [
+                f"{name} at {', '.join(values)} ({status})"
+                for (name, status), values in places.items()
+            ]
             notes.append(f"Not drawn: {'; '.join(missing)}.")
         for quantity in quantities():
             summaries = [(row, quantity.summary(row)) for row in rows if row.status == "ok"]
-            points = [Point(row.header.values[key], summary, row) for row, summary in summaries if summary]
+            points = [
+                Point(row.header.values[key], summary, row) for row, summary in summaries if summary
+            ]
             if points:
                 caption = " ".join(filter(None, [quantity.caption, *notes]))
-                figures.append(_over(settings.flag(key), sweep.grid[key], quantity, points, caption))
+                figures.append(
+                    _over(settings.flag(key), sweep.grid[key], quantity, points, caption)
+                )
     return figures
 
 
-def _over(flag: str, values: Sequence[Any], quantity: Quantity, points: Sequence[Point], caption: str) -> Figure:
-    """Return the plot of these points: a curve for each implementation over a numeric setting, else points alone."""
+def _over(
+    flag: str, values: Sequence[Any], quantity: Quantity, points: Sequence[Point], caption: str
+) -> Figure:
+    """Return the plot of these points: a curve for each implementation over a numeric setting, else
+    points alone."""
     unit = quantity.unit
     is_numeric = groups.is_numeric(values)
     shown = float if is_numeric else settings.worded
     data, words, cells = [], [], []
     for name, curve in sorted(gathered((point.row.name, point) for point in points).items()):
-        numbers = [f"{number(point.measured.median)} {unit} at {settings.worded(point.value)}" for point in curve]
+        numbers = [
+            f"{number(point.measured.median)} {unit} at {settings.worded(point.value)}"
+            for point in curve
+        ]
         words.append(f"{name} {', '.join(numbers)}")
         row = curve[0].row
-        options: Plotly = {"mode": "lines+markers" if is_numeric else "markers", "line": style.line(row.look)}
+        options: Plotly = {
+            "mode": "lines+markers" if is_numeric else "markers",
+            "line": style.line(row.look),
+        }
         if all(point.measured.p20 and point.measured.p80 for point in curve):
             options["error_y"] = style.whiskers([point.measured for point in curve])
         places = [(shown(point.value), point.measured.median) for point in curve]
@@ -263,14 +345,25 @@ def _over(flag: str, values: Sequence[Any], quantity: Quantity, points: Sequence
         data.append(style.points(row.marked, places, style.marker(row.look, 11), hover, **options))
     for point in points:
         value = point.value if groups.is_numeric([point.value]) else None
-        cell = {"implementation": Cell(point.row.label), flag: Cell(settings.worded(point.value), value)}
+        cell = {
+            "implementation": Cell(point.row.label),
+            flag: Cell(settings.worded(point.value), value),
+        }
         for part in ("median", "p20", "p80") if unit == "ms" else ("median",):
             cell[f"{part} {unit}"] = measured(getattr(point.measured, part), point.row.results)
         cells.append(cell)
     title = f"{quantity.title} over {flag}"
     key = f"sweep-{flag}-{quantity.key}"
     layout = style.layout(420, 200, **_frame(values, flag, unit, points))
-    return Figure(key, title, caption, f"{title}: {'; '.join(words)}", data, layout, tabulated(key, title, cells))
+    return Figure(
+        key,
+        title,
+        caption,
+        f"{title}: {'; '.join(words)}",
+        data,
+        layout,
+        tabulated(key, title, cells),
+    )
 
 
 def _frame(values: Sequence[Any], flag: str, unit: str, points: Sequence[Point]) -> Plotly:
@@ -299,8 +392,8 @@ class Lane(NamedTuple):
     """Hold the samples of a row, each with its time over the median that it is compared with."""
 
     row: Row
-    samples: List[Sample]
-    relative: List[float]
+    samples: list[Sample]
+    relative: list[float]
 
     @property
     def seconds(self) -> float:
@@ -315,9 +408,9 @@ def _percent(change: float) -> str:
     return f"{change:+.0%}".replace("-", "\u2212") if change else "0"
 
 
-def _lane(row: Row) -> Optional[Lane]:
-    """Return the samples beside the median of their batch; where a batch has one sample, which is its median, beside
-    the median time of a cell, padded or useful, whichever agrees more."""
+def _lane(row: Row) -> Lane | None:
+    """Return the samples beside the median of their batch; where a batch has one sample, which is
+    its median, beside the median time of a cell, padded or useful, whichever agrees more."""
     samples = row.samples_of(row.scope)
     if not samples:
         return None
@@ -337,7 +430,7 @@ def _lane(row: Row) -> Optional[Lane]:
     return min(lanes, key=lambda lane: sum(abs(value - 1) for value in lane.relative))
 
 
-def drift(rows: Rows) -> Optional[Figure]:
+def drift(rows: Rows) -> Figure | None:
     """Draw each sample relative to the median of its batch, or of a cell, in the order taken."""
     lanes = [lane for lane in map(_lane, rows) if lane and len(lane.samples) > 1]
     if not lanes:
@@ -345,7 +438,7 @@ def drift(rows: Rows) -> Optional[Figure]:
     farthest = max(abs(value - 1) for lane in lanes for value in lane.relative)
     widest = min(farthest, MOST)
     scale = FARTHEST / max(widest, 0.05)
-    data: List[Plotly] = []
+    data: list[Plotly] = []
     shapes, names = [], []
     for index, lane in enumerate(lanes):
         data.append(_samples(lane, index, scale))
@@ -354,10 +447,16 @@ def drift(rows: Rows) -> Optional[Figure]:
             if last.round != first.round:
                 end = (last.at_s + first.at_s - first.ms / 1e3) / 2 / lane.seconds
                 shapes.append(_line(index, end, end))
-        names.append(f"{style.shown(lane.row.label)}  <b>{lane.range}</b>  in {number(lane.seconds, 3)} s")
+        names.append(
+            f"{style.shown(lane.row.label)}  <b>{lane.range}</b>  in {number(lane.seconds, 3)} s"
+        )
     frame = style.lanes(names, WIDE_LANE, int(WIDE_LANE * FARTHEST) + 6)
     mark = next((step for step in (MOST, 0.2, 0.1, 0.05) if step <= widest), 0.05)
-    ticks = [(-index + change * scale, _percent(change)) for index in range(len(lanes)) for change in (-mark, 0, mark)]
+    ticks = [
+        (-index + change * scale, _percent(change))
+        for index in range(len(lanes))
+        for change in (-mark, 0, mark)
+    ]
     heights, words = zip(*ticks)
     frame["yaxis"].update(showticklabels=True, tickvals=heights, ticktext=words, rangemode="normal")
     frame.update(shapes=shapes, xaxis=style.axis("of the timed work", tickformat=".0%"))
@@ -379,27 +478,37 @@ def _samples(lane: Lane, index: int, scale: float) -> Plotly:
     """Return the samples of the lane with this index, some left out where there are too many."""
     stride = math.ceil(len(lane.samples) / MOST_SAMPLES)
     changes = enumerate(zip(lane.samples, lane.relative))
-    drawn = [(sample, value - 1) for turn, (sample, value) in changes if turn % stride == 0 or sample.flagged]
+    drawn = [
+        (sample, value - 1)
+        for turn, (sample, value) in changes
+        if turn % stride == 0 or sample.flagged
+    ]
     flagged = [sample.flagged for sample, _ in drawn]
     look: Plotly = {"opacity": 1, "color": style.color(lane.row.look)}
-    look["symbol"] = ["x-thin-open" if crossed else style.symbol(lane.row.look) for crossed in flagged]
+    look["symbol"] = [
+        "x-thin-open" if crossed else style.symbol(lane.row.look) for crossed in flagged
+    ]
     look["size"] = [9 if crossed else 6 for crossed in flagged]
     look["line"] = {"width": [2 if crossed else 0.5 for crossed in flagged], "color": style.INK}
-    places = [(sample.at_s / lane.seconds, -index + min(max(change, -MOST), MOST) * scale) for sample, change in drawn]
+    places = [
+        (sample.at_s / lane.seconds, -index + min(max(change, -MOST), MOST) * scale)
+        for sample, change in drawn
+    ]
     numbers = [[sample.ms, f"{change:+.1%}", sample.round] for sample, change in drawn]
     hover = "%{customdata[0]:.4g} ms (%{customdata[1]}), round %{customdata[2]}"
     return style.points(lane.row.label, places, look, hover, customdata=numbers)
 
 
 def _line(index: int, begin: float, end: float) -> Plotly:
-    """Return a line along the median of a lane; one across the lane where it begins and ends at once."""
+    """Return a line along the median of a lane; one across the lane where it begins and ends at
+    once."""
     across = FARTHEST if begin == end else 0
     look = {"width": 1, "color": style.INK, "dash": "dash" if across else "solid"}
     ends = {"x0": begin, "x1": end, "y0": -index - across, "y1": -index + across}
     return {"type": "line", "layer": "below", **ends, "line": look, "opacity": 0.6}
 
 
-def _cells(lane: Lane) -> Dict[str, Cell]:
+def _cells(lane: Lane) -> dict[str, Cell]:
     numbers = {
         "lowest %": 100 * min(lane.relative) - 100,
         "highest %": 100 * max(lane.relative) - 100,
@@ -410,7 +519,7 @@ def _cells(lane: Lane) -> Dict[str, Cell]:
     return {"implementation": Cell(lane.row.label), **cells}
 
 
-def memory_within(rows: Rows) -> Optional[Figure]:
+def memory_within(rows: Rows) -> Figure | None:
     """Draw the allocated memory within one step; None where no trace has memory events."""
     curves = [(row, row.curve) for row in rows if row.curve]
     if not curves:
@@ -421,12 +530,18 @@ def memory_within(rows: Rows) -> Optional[Figure]:
     for index, (row, curve) in enumerate(curves):
         numbers = list(zip(curve.ms, curve.mb))
         step_ms = curve.ms[-1]
-        places = [(ms / step_ms, -index + 2 * FARTHEST * mb / highest - FARTHEST) for ms, mb in numbers]
+        places = [
+            (ms / step_ms, -index + 2 * FARTHEST * mb / highest - FARTHEST) for ms, mb in numbers
+        ]
         line = {**style.line(row.look), "dash": "solid", "shape": "hv"}
-        data.append(style.points(row.marked, places, {}, hover, mode="lines", line=line, customdata=numbers))
+        data.append(
+            style.points(row.marked, places, {}, hover, mode="lines", line=line, customdata=numbers)
+        )
         peak = curve.mb.index(curve.peak_mb)
         dot = style.marker(row.look, 10)
-        data.append(style.points(row.marked, [places[peak]], dot, hover, customdata=[numbers[peak]]))
+        data.append(
+            style.points(row.marked, [places[peak]], dot, hover, customdata=[numbers[peak]])
+        )
         words = f"at {number(curve.ms[peak], 3)} of {number(step_ms, 3)} ms"
         names.append(f"{style.shown(row.marked)}  <b>{number(curve.peak_mb)} MB</b>  {words}")
         trace = row.folder / curve.file
@@ -449,4 +564,12 @@ def memory_within(rows: Rows) -> Optional[Figure]:
     peaks = "; ".join(f"{row.label} {number(curve.peak_mb)} megabytes" for row, curve in curves)
     table = tabulated("memory-within", "Memory within a step", cells)
     layout = style.layout(LOW_LANE * len(curves) + 90, **frame)
-    return Figure("memory-within", table.title, caption, f"Highest memory within a step: {peaks}", data, layout, table)
+    return Figure(
+        "memory-within",
+        table.title,
+        caption,
+        f"Highest memory within a step: {peaks}",
+        data,
+        layout,
+        table,
+    )

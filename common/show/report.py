@@ -16,14 +16,21 @@ DESCRIPTION = """Write one HTML page that opens offline: verdicts, table, plots 
 and the runs of other commands in the log folders (check, flops, profile, inference, pipelines).  Every number links to
 its samples by relative path, so move the page together with its log folders.  Every benchmark run writes this page into
 its log folder too."""
-EXIT_CODES = "Exit code: 0; 1 if nothing could be read; 2 for bad usage, or if there is no run or trace."
+EXIT_CODES = (
+    "Exit code: 0; 1 if nothing could be read; 2 for bad usage, or if there is no run or trace."
+)
 
 
 def parser() -> Parser:
-    result, default = Parser(description=DESCRIPTION, epilog=EXIT_CODES), Path("log", page.FILE_NAME)
+    result, default = (
+        Parser(description=DESCRIPTION, epilog=EXIT_CODES),
+        Path("log", page.FILE_NAME),
+    )
     add_logs(result)
     words = f"Page to write. Default: {default}"
-    result.add_argument("--output", metavar="FILE", type=flag_types.path, default=default, help=words)
+    result.add_argument(
+        "--output", metavar="FILE", type=flag_types.path, default=default, help=words
+    )
     return result
 
 

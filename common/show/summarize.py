@@ -31,7 +31,9 @@ first, then the settings that differ between rows; json has them too, and after 
 windows, notes. Rows of runs of a model (profile, inference, pipelines, flops, check) follow those of the losses, with
 the tool's name in `tool`.
 """
-EXIT_CODES = "Exit code: 0; 1 if nothing could be read; 2 for bad usage, or if there is no run or trace."
+EXIT_CODES = (
+    "Exit code: 0; 1 if nothing could be read; 2 for bad usage, or if there is no run or trace."
+)
 
 
 def parser() -> Parser:
@@ -54,7 +56,12 @@ def parser() -> Parser:
         action="store_true",
         help="Print the whole table, with stages, options, limits, errors and notes below it.",
     )
-    result.add_argument("--output", metavar="FILE", type=flag_types.path, help="Write to FILE instead of the screen.")
+    result.add_argument(
+        "--output",
+        metavar="FILE",
+        type=flag_types.path,
+        help="Write to FILE instead of the screen.",
+    )
     return result
 
 

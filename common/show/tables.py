@@ -1,5 +1,6 @@
-"""Show rows as text: on a screen the answer first, a table by kind, what did not run, correctness, the verdict; with
---details a whole table for each configuration or sweep, with remarks below.  CSV and JSON: see present/text.py.
+"""Show rows as text: on a screen the answer first, a table by kind, what did not run, correctness,
+the verdict; with --details a whole table for each configuration or sweep, with remarks below.  CSV
+and JSON: see present/text.py.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple
 
 from rnnt_bench.analysis import doubts, logs, metrics, standing, verdict
 from rnnt_bench.analysis.groups import Group, is_numeric, kind_title
@@ -21,9 +23,18 @@ from rnnt_bench.core.errors import NOT_RUNNABLE
 from rnnt_bench.core.text import count, error, gathered, number, plain, short
 from rnnt_bench.present.parts import Cell, Column, Table, Values
 from rnnt_bench.present.parts import words as in_words
-from rnnt_bench.present.text import aligned, block, csv_text, json_text, listed, painted, spaced, stopped_later
+from rnnt_bench.present.text import (
+    aligned,
+    block,
+    csv_text,
+    json_text,
+    listed,
+    painted,
+    spaced,
+    stopped_later,
+)
 
-Lines = List[str]
+Lines = list[str]
 FORMATS = ("table", "markdown", "csv", "json")
 STATUS_MARKS = {"ok": "good", **dict.fromkeys(NOT_RUNNABLE, "quiet")}
 
@@ -49,11 +60,14 @@ def exported(log: logs.Log, tool_rows: Sequence[Values], format: str) -> str:
 
 
 def table(columns: str, title: str, rows: Rows, name: str = "results") -> Table:
-    """Return the table of these rows.  columns: the table of analysis/metrics.py whose columns it has, behind those of
-    the settings that are swept."""
+    """Return the table of these rows.  columns: the table of analysis/metrics.py whose columns it
+    has, behind those of the settings that are swept."""
     shown = metrics.columns(columns, rows)
     keys = rows[0].header.values if rows else ()
-    lead = [Column(settings.flag(key), is_numeric([row.header.values[key] for row in rows])) for key in keys]
+    lead = [
+        Column(settings.flag(key), is_numeric([row.header.values[key] for row in rows]))
+        for key in keys
+    ]
     body = []
     for row in rows:
         swept = [Cell(settings.worded(value), value) for value in row.header.values.values()]
@@ -65,7 +79,7 @@ def _column(metric: metrics.Metric) -> Column:
     return Column(metric.title, metric.numeric)
 
 
-def cells(row: Row, shown: Sequence[metrics.Metric]) -> List[Cell]:
+def cells(row: Row, shown: Sequence[metrics.Metric]) -> list[Cell]:
     result = []
     for metric in shown:
         words = plain(metric.shown(row))
@@ -82,27 +96,45 @@ def cells(row: Row, shown: Sequence[metrics.Metric]) -> List[Cell]:
 # The lines below tables: reasons and load, ratios, noise, the other clock, stages, notes.
 
 
-def remarks(rows: Rows, format: str) -> List[str]:
+def remarks(rows: Rows, format: str) -> list[str]:
     reasons = [f"{row.name}: {row.status}: {row.reason}" for row in rows if row.reason]
-    parts = [[*reasons, *filter(None, [doubts.beside_load(rows)])], _ratios(rows), _stages(rows), notes(rows)]
+    parts = [
+        [*reasons, *filter(None, [doubts.beside_load(rows)])],
+        _ratios(rows),
+        _stages(rows),
+        notes(rows),
+    ]
     return [listed(lines, format) for lines in parts if lines]
 
 
 def measured_again(rows: Rows) -> str:
-    """Return a line, "8 of 18 rounds ran beside other load and were measured again (1, 3, ...)", or an empty one."""
-    again = {number: max(row.repeated.get(number, 0) for row in rows) for row in rows for number in row.repeated}
+    """Return a line, "8 of 18 rounds ran beside other load and were measured again (1, 3, ...)", or
+    an empty one."""
+    again = {
+        number: max(row.repeated.get(number, 0) for row in rows)
+        for row in rows
+        for number in row.repeated
+    }
     if not again:
         return ""
     repetitions = sum(again.values())
     every = repetitions + max(row.rounds for row in rows)
     numbers = ", ".join(map(str, sorted(again)))
-    return f"{repetitions} of {every} rounds ran beside other load and were measured again ({numbers})"
+    return (
+        f"{repetitions} of {every} rounds ran beside other load and were measured again ({numbers})"
+    )
 
 
 def _ratios(rows: Rows) -> Lines:
     steps = [row.against_fastest for row in rows]
-    losses = [row.loss_against_fastest for row in rows if row.loss_against_fastest is not row.against_fastest]
-    lines = [verdict.over_fastest(ratio) for ratio in [*steps, *losses] if ratio and not ratio.is_fastest]
+    losses = [
+        row.loss_against_fastest
+        for row in rows
+        if row.loss_against_fastest is not row.against_fastest
+    ]
+    lines = [
+        verdict.over_fastest(ratio) for ratio in [*steps, *losses] if ratio and not ratio.is_fastest
+    ]
     return [*lines, *drifts(rows)]
 
 
@@ -113,21 +145,35 @@ def drifts(rows: Rows) -> Lines:
 def _stages(rows: Rows) -> Lines:
     lines = []
     for row in rows:
-        stages = [(scope, row.times_of(scope).stages, "ms") for scope in SCOPES if row.times_of(scope).stages]
+        stages = [
+            (scope, row.times_of(scope).stages, "ms")
+            for scope in SCOPES
+            if row.times_of(scope).stages
+        ]
         if not stages and row.profile.label_us:
             stages = [("profiled", row.profile.label_us, "us")]
         for scope, parts, unit in stages:
-            split = ", ".join(f"{short(plain(name))} {number(value, 3)} {unit}" for name, value in parts.items())
+            split = ", ".join(
+                f"{short(plain(name))} {number(value, 3)} {unit}" for name, value in parts.items()
+            )
             lines.append(f"{row.name} {scope}: {split}")
     return lines
 
 
 def notes(rows: Rows) -> Lines:
     """Return which rounds were measured again, and each note once, with the rows that have it."""
-    names_by_words = gathered((doubt.words, row.name) for row in rows for doubt in doubts.doubts(row))
-    lines = [f"{', '.join(dict.fromkeys(names))}: {words}" for words, names in names_by_words.items()]
+    names_by_words = gathered(
+        (doubt.words, row.name) for row in rows for doubt in doubts.doubts(row)
+    )
+    lines = [
+        f"{', '.join(dict.fromkeys(names))}: {words}" for words, names in names_by_words.items()
+    ]
     earlier = sum(len(row.earlier) for row in rows)
-    hidden = f"{count(earlier, 'earlier run')} of the same configuration not shown (--all-runs)" if earlier else ""
+    hidden = (
+        f"{count(earlier, 'earlier run')} of the same configuration not shown (--all-runs)"
+        if earlier
+        else ""
+    )
     return list(filter(None, [measured_again(rows), *lines, stopped(rows), hidden]))
 
 
@@ -149,7 +195,8 @@ MOST_FAILURES = 5
 
 
 class Terminal(NamedTuple):
-    """Hold the characters of a line, and the ANSI codes of marks: none where nothing is coloured."""
+    """Hold the characters of a line, and the ANSI codes of marks: none where nothing is
+    coloured."""
 
     width: int = WIDTH
     colors: Mapping[str, str] = {}
@@ -157,8 +204,9 @@ class Terminal(NamedTuple):
     def painted(self, words: str, mark: str) -> str:
         return painted(words, mark, self.colors)
 
-    def wrapped(self, text: str, most: Optional[int] = MOST_LINES) -> Lines:
-        """Return the lines of a remark, all but the first indented; "..." ends the last of `most`."""
+    def wrapped(self, text: str, most: int | None = MOST_LINES) -> Lines:
+        """Return the lines of a remark, all but the first indented; "..." ends the last of
+        `most`."""
         return wrapped(text, self.width, "  ", most)
 
 
@@ -176,17 +224,21 @@ def this_terminal() -> Terminal:
 
 
 def screen(log: logs.Log, terminal: Terminal = UNKNOWN, folders: Sequence[Path] = ()) -> str:
-    """Return what log folders have in lines that fit: runs and sweeps. folders: where a conformance matrix may be,
-    besides docs/."""
-    parts: List[Lines] = []
+    """Return what log folders have in lines that fit: runs and sweeps. folders: where a conformance
+    matrix may be, besides docs/."""
+    parts: list[Lines] = []
     for group in log.groups:
         parts += _blocks("answer", group.heading, group.rows, terminal, *_answers(group, folders))
     sections = [parts]
     for sweep in log.sweeps:
         picks = ((settings.words(values), verdict.fastest(rows)) for values, rows in sweep.cells())
-        answers = {cell: verdict.answer(pick, verdict.time_of(pick.scope)) for cell, pick in picks if pick}
+        answers = {
+            cell: verdict.answer(pick, verdict.time_of(pick.scope)) for cell, pick in picks if pick
+        }
         title = "The fastest exact loss" if answers else ""
-        sections.append(_blocks("answer-sweep", sweep.heading, sweep.rows, terminal, title, answers))
+        sections.append(
+            _blocks("answer-sweep", sweep.heading, sweep.rows, terminal, title, answers)
+        )
     return "\n".join(spaced(blocks) for blocks in sections if blocks)
 
 
@@ -197,7 +249,7 @@ def _blocks(
     terminal: Terminal,
     title: str,
     answers: Mapping[str, verdict.Words],
-) -> List[Lines]:
+) -> list[Lines]:
     measured = [row for row in rows if row.is_measured]
     return [
         wrapped(heading, terminal.width),
@@ -212,10 +264,14 @@ def _blocks(
 
 
 def fitting(name: str, rows: Rows, terminal: Terminal) -> Lines:
-    """Return the lines of a table, grouped by cell and kind, with as many columns as there is room for."""
+    """Return the lines of a table, grouped by cell and kind, with as many columns as there is room
+    for."""
     every = metrics.columns(name, rows)
-    titles = [", ".join(filter(None, [settings.words(row.header.values), kind_title(row)])) for row in rows]
-    shown: List[metrics.Metric] = []
+    titles = [
+        ", ".join(filter(None, [settings.words(row.header.values), kind_title(row)]))
+        for row in rows
+    ]
+    shown: list[metrics.Metric] = []
     lines: Lines = []
     for metric in sorted(every, key=lambda metric: metric.room):
         tried = [column for column in every if column in shown or column is metric]
@@ -223,19 +279,24 @@ def fitting(name: str, rows: Rows, terminal: Terminal) -> Lines:
         fits = Table(name, "", list(map(_column, tried)), body)
         if not shown or max(map(len, aligned(fits, LONGEST_NAME).splitlines())) <= terminal.width:
             shown = tried
-            lines = aligned(fits._replace(groups=titles), LONGEST_NAME, terminal.colors).splitlines()
+            lines = aligned(
+                fits._replace(groups=titles), LONGEST_NAME, terminal.colors
+            ).splitlines()
     return lines
 
 
 def _marked(row: Row, metric: metrics.Metric, cell: Cell) -> Cell:
-    return cell._replace(mark={"status": cell.mark, "verdict": "good" if row.is_fastest else ""}.get(metric.key, ""))
+    return cell._replace(
+        mark={"status": cell.mark, "verdict": "good" if row.is_fastest else ""}.get(metric.key, "")
+    )
 
 
 # Below it.
 
 
-def wrapped(text: str, width: int, indent: str = "", most: Optional[int] = None) -> Lines:
-    """Return lines of at most `width` characters, all but the first indented; "..." ends the last of `most`."""
+def wrapped(text: str, width: int, indent: str = "", most: int | None = None) -> Lines:
+    """Return lines of at most `width` characters, all but the first indented; "..." ends the last
+    of `most`."""
     lines = wrap(plain(text), width, subsequent_indent=indent, break_on_hyphens=False) or [""]
     if most is not None and len(lines) > most:
         lines = [*lines[: most - 1], f"{lines[most - 1][: width - 4].rstrip()} ..."]
@@ -254,7 +315,9 @@ def failures(rows: Rows, terminal: Terminal) -> Lines:
 
 
 def absent(rows: Rows, terminal: Terminal) -> Lines:
-    names_by_way = gathered((_obtained(row), row.name) for row in rows if row.status in NOT_RUNNABLE)
+    names_by_way = gathered(
+        (_obtained(row), row.name) for row in rows if row.status in NOT_RUNNABLE
+    )
     ways = "; ".join(f"{', '.join(names)} ({way})" for way, names in names_by_way.items())
     return terminal.wrapped(f"did not run: {ways}") if ways else []
 
@@ -278,12 +341,20 @@ def correctness(rows: Rows, terminal: Terminal) -> Lines:
     if not right:
         return []
     loss, gradients = (error(max(row.errors[index] or 0 for row in right)) for index in (0, 1))
-    where = "at the measured size" if all(row.checked.at_size for row in right) else "at the size that was judged"
+    where = (
+        "at the measured size"
+        if all(row.checked.at_size for row in right)
+        else "at the size that was judged"
+    )
     words = f"correct: {count(len(right), 'row')}, loss within {loss} and gradients within {gradients} of the float64 "
     words += f"oracle's {where}"
     errors_by_name = gathered((row.name, row.errors[1] or 0) for row in right)
     limit = metrics.MARKED_ERROR
-    above = [f"{name} {error(max(errors))}" for name, errors in errors_by_name.items() if max(errors) > limit]
+    above = [
+        f"{name} {error(max(errors))}"
+        for name, errors in errors_by_name.items()
+        if max(errors) > limit
+    ]
     if above:
         words += f"; gradients above {limit:.0e}: {', '.join(above)}"
     imprecise = dict.fromkeys(row.name for row in right if "imprecise" in doubts.kinds(row))
@@ -307,16 +378,18 @@ def load(rows: Rows, terminal: Terminal) -> Lines:
 def verdict_lines(answers: Mapping[str, str], terminal: Terminal, title: str = "") -> Lines:
     """Return VERDICT, the line `title`, and a line for each question with aligned answers."""
     room = max(map(len, answers), default=0) + 4
-    lines = [terminal.painted(line, "title") for line in terminal.wrapped(title, None)] if title else []
+    lines = (
+        [terminal.painted(line, "title") for line in terminal.wrapped(title, None)] if title else []
+    )
     for question, answer in answers.items():
         first, *others = wrapped(answer, terminal.width - room, most=2 * MOST_LINES)
         lines += [f"  {question}:".ljust(room) + first, *(" " * room + line for line in others)]
     return [terminal.painted("VERDICT", "title"), *lines] if lines else []
 
 
-def _answers(group: Group, folders: Sequence[Path]) -> Tuple[str, Dict[str, verdict.Words]]:
+def _answers(group: Group, folders: Sequence[Path]) -> tuple[str, dict[str, verdict.Words]]:
     """Return the title of the verdict on a group, and its answers by question."""
-    answers: Dict[str, verdict.Words] = {}
+    answers: dict[str, verdict.Words] = {}
     fastest, logits, smallest, approximate = verdict.picks(group.rows, folders)
     if fastest:
         answers["fastest exact"] = verdict.answer(fastest, verdict.time_of(fastest.scope))

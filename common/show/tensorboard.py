@@ -1,7 +1,9 @@
-"""Write log folders as ordinary TensorBoard scalars, which need no plugin and no internet: the command `tensorboard`.
+"""Write log folders as ordinary TensorBoard scalars, which need no plugin and no internet: the
+command `tensorboard`.
 
-It runs in the viewer environment.  Each run folder gets one event file: every timed sample at the step of its number,
-the numbers of its row at step 0, the profiled numbers by window at steps 1, 2, ...
+It runs in the viewer environment.  Each run folder gets one event file: every timed sample at the
+step of its number, the numbers of its row at step 0, the profiled numbers by window at steps 1, 2,
+...
 """
 
 from __future__ import annotations
@@ -9,10 +11,10 @@ from __future__ import annotations
 import os
 import tempfile
 from argparse import Namespace
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Iterator, List, Optional, Tuple
 
 from rnnt_bench.analysis import logs, metrics
 from rnnt_bench.analysis.row import SCOPES, Row
@@ -33,9 +35,11 @@ NOTES = (
 )
 
 
-def scalars(row: Row, prefix: str = "") -> Iterator[Tuple[int, str, float]]:
+def scalars(row: Row, prefix: str = "") -> Iterator[tuple[int, str, float]]:
     """Yield (step, tag, value) of a row.  prefix: tells the rows of one folder apart."""
-    values: List[Tuple[int, str, Optional[float]]] = [(0, tag, value) for tag, value in metrics.scalars(row).items()]
+    values: list[tuple[int, str, float | None]] = [
+        (0, tag, value) for tag, value in metrics.scalars(row).items()
+    ]
     for scope in SCOPES:
         samples = enumerate(row.samples_of(scope), start=1)
         values += [(step, f"1_time/{scope}_ms", sample.ms) for step, sample in samples]
@@ -57,13 +61,17 @@ def write_run(folder: Path) -> None:
         raise UserError(rows[0].reason)
     wall_time = folder.stat().st_mtime
     with suppress(ValueError, OverflowError):
-        wall_time = datetime.fromisoformat((rows[0].header.started if rows else None) or "").timestamp()
+        wall_time = datetime.fromisoformat(
+            (rows[0].header.started if rows else None) or ""
+        ).timestamp()
     earlier = list(folder.glob(f"events.out.tfevents.*{SUFFIX}"))
     with tempfile.TemporaryDirectory(dir=folder, prefix=".events-") as scratch:
         writer = EventFileWriter(scratch, filename_suffix=SUFFIX)
         for row in rows:
             for step, tag, number in scalars(row, "" if len(rows) == 1 else f"{plain(row.name)}/"):
-                summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=number)])
+                summary = summary_pb2.Summary(
+                    value=[summary_pb2.Summary.Value(tag=tag, simple_value=number)]
+                )
                 writer.add_event(event_pb2.Event(wall_time=wall_time, step=step, summary=summary))
         writer.close()
         for path in earlier:
@@ -73,7 +81,9 @@ def write_run(folder: Path) -> None:
 
 
 def parser() -> Parser:
-    result = Parser(description="Write the scalars of every run in a log folder beside its records.")
+    result = Parser(
+        description="Write the scalars of every run in a log folder beside its records."
+    )
     result.add_argument("log_dir", type=flag_types.path, metavar="LOG", help="Folder of the runs.")
     return result
 
@@ -82,7 +92,9 @@ def main(options: Namespace) -> int:
     interpreters.need("tensorboard", "viewer")
     log_dir = options.log_dir
     if problem := not_a_folder(log_dir):
-        raise UserError(f"{log_dir}: {problem}; run `{command('run')}` first, or name one with LOGDIR=...")
+        raise UserError(
+            f"{log_dir}: {problem}; run `{command('run')}` first, or name one with LOGDIR=..."
+        )
     folders = list(logs.run_folders(log_dir))
     written = 0
     for folder in folders:

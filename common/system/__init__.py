@@ -1,1 +1,2 @@
-"""This computer and its processes: memory, load, children, locks. Knows nothing of the suite. No torch."""
+"""This computer and its processes: memory, load, children, locks. Knows nothing of the suite. No
+torch."""

@@ -1,4 +1,5 @@
-"""Read how much memory is free and how much this process holds, in bytes; recognise out-of-memory errors."""
+"""Read how much memory is free and how much this process holds, in bytes; recognise out-of-memory
+errors."""
 
 from __future__ import annotations
 
@@ -7,13 +8,12 @@ import gc
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
 
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP = Path("/proc/self/cgroup")
 
 
-def _cgroup_values(controller: str, *files: str) -> List[Dict[str, List[str]]]:
+def _cgroup_values(controller: str, *files: str) -> list[dict[str, list[str]]]:
     """Return {file: its words} of each cgroup around this process that has one, innermost first.
 
     controller: cpu, memory."""
@@ -35,8 +35,9 @@ def _cgroup_values(controller: str, *files: str) -> List[Dict[str, List[str]]]:
     return groups
 
 
-def cgroup_cpus() -> Optional[float]:
-    """Return how many CPUs this process may use at once by the tightest quota; None where there is none."""
+def cgroup_cpus() -> float | None:
+    """Return how many CPUs this process may use at once by the tightest quota; None where there is
+    none."""
     counts = []
     for words in _cgroup_values("cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
         quota, period = sum(words.values(), [])  # so it is in either version of cgroups
@@ -46,7 +47,8 @@ def cgroup_cpus() -> Optional[float]:
 
 
 def throttled_seconds() -> float:
-    """Return for how long the quotas have kept threads of these cgroups from running, summed over CPUs."""
+    """Return for how long the quotas have kept threads of these cgroups from running, summed over
+    CPUs."""
     seconds = 0.0
     for words in _cgroup_values("cpu", "cpu.stat"):
         stat = dict(zip(words["cpu.stat"][::2], map(int, words["cpu.stat"][1::2])))
@@ -54,8 +56,9 @@ def throttled_seconds() -> float:
     return seconds
 
 
-#: Words in the errors of allocators, in lower case: of torch for CPU and CUDA, C++, the C library and its loader,
-#: cuBLAS ("not initialized" where it has no memory for its handle), numba's CUDA, OpenMP.
+#: Words in the errors of allocators, in lower case: of torch for CPU and CUDA, C++, the C library
+#: and its loader, cuBLAS ("not initialized" where it has no memory for its handle), numba's CUDA,
+#: OpenMP.
 NO_MEMORY = (
     "out of memory",
     "out_of_memory",
@@ -69,32 +72,38 @@ NO_MEMORY = (
     "memoryerror",
     "thread creation failed",
 )
-#: Error of torch's stable ABI (used by torchaudio's kernels) when it could not make a tensor.  The reason goes to
-#: stderr only; these functions fail for lack of memory alone.
-NO_TENSOR = re.compile(r"(aten::|aoti_torch_)(new_)?(empty|zeros|ones|full)\w*\b.*api call failed", re.DOTALL)
+#: Error of torch's stable ABI (used by torchaudio's kernels) when it could not make a tensor.  The
+#: reason goes to stderr only; these functions fail for lack of memory alone.
+NO_TENSOR = re.compile(
+    r"(aten::|aoti_torch_)(new_)?(empty|zeros|ones|full)\w*\b.*api call failed", re.DOTALL
+)
 
 
-def proc_field(path: str, key: str) -> Optional[str]:
-    """Return the value of the line "key: value" of a file; None if there is no such file or line."""
+def proc_field(path: str, key: str) -> str | None:
+    """Return the value of the line "key: value" of a file; None if there is no such file or
+    line."""
     with suppress(OSError):
-        match = re.search(rf"^{re.escape(key)}\s*:(.*)$", Path(path).read_text(), flags=re.MULTILINE)
+        match = re.search(
+            rf"^{re.escape(key)}\s*:(.*)$", Path(path).read_text(), flags=re.MULTILINE
+        )
         return match[1].strip() if match else None
     return None
 
 
-def _proc_bytes(path: str, key: str) -> Optional[int]:
+def _proc_bytes(path: str, key: str) -> int | None:
     """Return a size of a file of /proc in bytes; None if it does not tell."""
     field = proc_field(path, key)  # "1234 kB"
     return int(field.split()[0]) * 1024 if field else None
 
 
-def total_memory() -> Optional[int]:
+def total_memory() -> int | None:
     """Return the memory of the machine in bytes; None if the system does not tell."""
     return _proc_bytes("/proc/meminfo", "MemTotal")
 
 
-def available_memory() -> Optional[int]:
-    """Return the bytes that can be allocated without swapping: the least of the machine's and each cgroup's count."""
+def available_memory() -> int | None:
+    """Return the bytes that can be allocated without swapping: the least of the machine's and each
+    cgroup's count."""
     available = _proc_bytes("/proc/meminfo", "MemAvailable")
     if available is None:
         return None
@@ -109,8 +118,9 @@ def available_memory() -> Optional[int]:
     return available
 
 
-def status_bytes(key: str) -> Optional[int]:
-    """Return a size of this process in bytes.  key: "VmRSS", "VmHWM" (the peak of VmRSS) or "VmSize"."""
+def status_bytes(key: str) -> int | None:
+    """Return a size of this process in bytes.  key: "VmRSS", "VmHWM" (the peak of VmRSS) or
+    "VmSize"."""
     return _proc_bytes("/proc/self/status", key)
 
 
@@ -137,9 +147,9 @@ class _Mallinfo(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in _names]
 
 
-def allocated_bytes() -> Tuple[int, int]:
-    """Return (bytes that malloc has given to this process and not got back, those of them in blocks that it maps one by
-    one: above MALLOC_MMAP_THRESHOLD_); (0, 0) before glibc 2.33."""
+def allocated_bytes() -> tuple[int, int]:
+    """Return (bytes that malloc has given to this process and not got back, those of them in blocks
+    that it maps one by one: above MALLOC_MMAP_THRESHOLD_); (0, 0) before glibc 2.33."""
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):
@@ -150,8 +160,8 @@ def allocated_bytes() -> Tuple[int, int]:
 
 
 def children_bytes(process: str = "self") -> int:
-    """Return the memory that the children of a process, and theirs, share with no other process; 0 where the system
-    does not tell (CONFIG_PROC_CHILDREN)."""
+    """Return the memory that the children of a process, and theirs, share with no other process; 0
+    where the system does not tell (CONFIG_PROC_CHILDREN)."""
     size = 0
     for path in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):  # it has ended
@@ -162,8 +172,9 @@ def children_bytes(process: str = "self") -> int:
 
 
 def widen_heap(count: int) -> None:
-    """Allocate, touch and free one block of `count` bytes, so that later allocations find its pages, which glibc keeps
-    under REUSE_VARIABLES.  Does nothing without glibc, or if more than half of the free memory would be taken."""
+    """Allocate, touch and free one block of `count` bytes, so that later allocations find its
+    pages, which glibc keeps under REUSE_VARIABLES.  Does nothing without glibc, or if more than
+    half of the free memory would be taken."""
     if count <= 0 or count > (available_memory() or 0) // 2:
         return
     try:
@@ -180,7 +191,8 @@ def widen_heap(count: int) -> None:
 
 
 def oom_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory since it started; 0 if it does not tell."""
+    """Return how many processes the kernel has killed for lack of memory since it started; 0 if it
+    does not tell."""
     with suppress(OSError):
         kills = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), flags=re.MULTILINE)
         return int(kills[1]) if kills else 0
@@ -194,6 +206,7 @@ def tells_of_no_memory(text: str) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocator of torch, numba or Python raised `error`.  Not for a UserError."""
+    """Return whether an allocator of torch, numba or Python raised `error`.  Not for a
+    UserError."""
     is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return is_named or tells_of_no_memory(str(error))

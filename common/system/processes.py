@@ -1,11 +1,14 @@
-"""Start and watch a child process, end it with all that it started, and collect its records and last lines.
+"""Start and watch a child process, end it with all that it started, and collect its records and
+last lines.
 
-Children are forks of a server, ``python -m rnnt_bench.system.processes MODULE [PACKAGE ...]``.  It imports the packages
-that are installed and MODULE, then reads requests from stdin, a line of JSON each: "argument" and "output".  For each
-it forks; the fork calls ``MODULE.main(argument)`` and exits with what that returns; its stdout and stderr go to the
-file `output`.  The server answers on stdout, a line of JSON each: {"ready": true} when all is imported, {"pid": ...} at
-the fork, and {"returncode": ...} at its end, minus the signal that killed it; what it left running in its session is
-killed first.  Nothing but imports is shared: no thread pool has run, no device is open, no heap has grown.
+Children are forks of a server, ``python -m rnnt_bench.system.processes MODULE [PACKAGE ...]``.  It
+imports the packages that are installed and MODULE, then reads requests from stdin, a line of JSON
+each: "argument" and "output".  For each it forks; the fork calls ``MODULE.main(argument)`` and
+exits with what that returns; its stdout and stderr go to the file `output`.  The server answers on
+stdout, a line of JSON each: {"ready": true} when all is imported, {"pid": ...} at the fork, and
+{"returncode": ...} at its end, minus the signal that killed it; what it left running in its session
+is killed first.  Nothing but imports is shared: no thread pool has run, no device is open, no heap
+has grown.
 """
 
 from __future__ import annotations
@@ -23,24 +26,12 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Hashable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    TextIO,
-    Tuple,
-)
+from typing import Any, NamedTuple, TextIO
 
 from rnnt_bench.system import memory
 
@@ -56,13 +47,14 @@ START_SECONDS = 60.0
 #: Seconds to wait for the end of processes that a child left behind.
 LAST_SECONDS = 5.0
 
-#: The C library with prctl, loaded here since a fork may do little before it executes another program.
+#: The C library with prctl, loaded here since a fork may do little before it executes another
+#: program.
 _LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask Linux, in a fork, to kill this process, or the program that it executes, when `parent` ends; end now where it
-    has ended already."""
+    """Ask Linux, in a fork, to kill this process, or the program that it executes, when `parent`
+    ends; end now where it has ended already."""
     if _LIBRARY is not None:
         _LIBRARY.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG of prctl(2)
     if os.getppid() != parent:
@@ -70,7 +62,8 @@ def die_with_parent(parent: int) -> None:
 
 
 def write_record(stream: TextIO, record: Mapping[str, Any]) -> None:
-    """Write a record from a child to its parent at once; exit with a code of its own if that fails."""
+    """Write a record from a child to its parent at once; exit with a code of its own if that
+    fails."""
     line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
     try:
         stream.write(line)
@@ -79,11 +72,21 @@ def write_record(stream: TextIO, record: Mapping[str, Any]) -> None:
         os._exit(EXIT_NO_ROOM if error.errno in NO_ROOM else EXIT_UNWRITTEN)
 
 
-def output(command: Sequence[str], timeout: Optional[float] = None, **options: Any) -> str:
-    """Return what `command` prints on stdout; "" if it fails, is missing, or takes more than `timeout` seconds."""
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "timeout": timeout, **options}
+def output(command: Sequence[str], timeout: float | None = None, **options: Any) -> str:
+    """Return what `command` prints on stdout; "" if it fails, is missing, or takes more than
+    `timeout` seconds."""
+    options = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.DEVNULL,
+        "timeout": timeout,
+        **options,
+    }
     try:
-        return str(subprocess.run(command, check=True, errors="replace", stdin=subprocess.DEVNULL, **options).stdout)
+        return str(
+            subprocess.run(
+                command, check=True, errors="replace", stdin=subprocess.DEVNULL, **options
+            ).stdout
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
 
@@ -94,12 +97,13 @@ def signal_name(number: int) -> str:
 
 
 class Plan(NamedTuple):
-    """Hold what a server is: its command, current folder and variables, and the generation of jobs that it serves; see
-    Child.run.  Servers of one generation may differ in their variables, and wait side by side."""
+    """Hold what a server is: its command, current folder and variables, and the generation of jobs
+    that it serves; see Child.run.  Servers of one generation may differ in their variables, and
+    wait side by side."""
 
-    command: List[str]
+    command: list[str]
     root: Path
-    variables: Dict[str, str]
+    variables: dict[str, str]
     generation: Hashable
 
 
@@ -117,7 +121,8 @@ def _plan(
 
 
 class Server:
-    """A process that forks itself for each job, one at a time.  errors: file for what the server itself prints."""
+    """A process that forks itself for each job, one at a time.  errors: file for what the server
+    itself prints."""
 
     def __init__(self, plan: Plan, errors: Path):
         self.plan = plan
@@ -144,8 +149,9 @@ class Server:
         with suppress(OSError):  # it died: `answer` says it
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
 
-    def answer(self, seconds: float) -> Dict[str, int]:
-        """Return the next answer, {} if none comes in `seconds`; of a server that died, its own "returncode"."""
+    def answer(self, seconds: float) -> dict[str, int]:
+        """Return the next answer, {} if none comes in `seconds`; of a server that died, its own
+        "returncode"."""
         deadline = time.monotonic() + seconds
         while self.poll.poll(1000 * max(deadline - time.monotonic(), 0)):
             line = self.process.stdout.readline()
@@ -153,7 +159,7 @@ class Server:
                 return {"returncode": self.process.wait()}
             if not line.startswith(b"{"):  # a site's Python prints as it starts
                 continue
-            answer: Dict[str, int] = json.loads(line)
+            answer: dict[str, int] = json.loads(line)
             self.ready = True
             if "ready" not in answer:
                 self.busy = "returncode" not in answer
@@ -170,13 +176,13 @@ class Server:
 
 
 #: Servers that wait for their next job.  They end with this process.
-_waiting: List[Server] = []
+_waiting: list[Server] = []
 
 
 @contextmanager
 def _server(plan: Plan, errors: Path) -> Iterator[Server]:
-    """Yield the waiting server of this plan, else a new one; keep it for the next job.  Those of the same Python that
-    serve another generation end."""
+    """Yield the waiting server of this plan, else a new one; keep it for the next job.  Those of
+    the same Python that serve another generation end."""
     for server in _waiting[:]:
         same_python = server.plan.command[0] == plan.command[0]
         is_past = same_python and server.plan.generation != plan.generation
@@ -196,14 +202,15 @@ def _server(plan: Plan, errors: Path) -> Iterator[Server]:
 
 
 def start_servers(
-    pythons: Sequence[Tuple[Path, Mapping[str, str]]],
+    pythons: Sequence[tuple[Path, Mapping[str, str]]],
     module: str,
     root: Path,
     generation: Hashable,
     imports: Sequence[str],
 ) -> None:
-    """Start the servers of these Pythons and variables, all at once, and return when they are ready.  One that fails to
-    start says so at its first job.  module, root, generation, imports: as in Child.run."""
+    """Start the servers of these Pythons and variables, all at once, and return when they are
+    ready.  One that fails to start says so at its first job.  module, root, generation, imports: as
+    in Child.run."""
     for python, variables in pythons:
         with suppress(OSError), tempfile.TemporaryDirectory() as scratch:
             plan = _plan(python, module, root, variables, generation, imports)
@@ -215,7 +222,8 @@ def start_servers(
 
 
 class Child:
-    """A process that runs a Python module, which reads a job and appends JSON records to a file; see `run`.
+    """A process that runs a Python module, which reads a job and appends JSON records to a file;
+    see `run`.
 
     Attributes, set at the end of the ``with`` block of `run`:
         records: what it wrote
@@ -229,8 +237,8 @@ class Child:
         self.server = server
         self.output = output
         self.errors = errors
-        self.pid: Optional[int] = None
-        self.ended: Optional[int] = None  # the return code
+        self.pid: int | None = None
+        self.ended: int | None = None  # the return code
         self.damaged = False  # whether a line among the records is no record
         self.begin_ns = time.monotonic_ns()
         self.oom_kills = memory.oom_kills()
@@ -247,15 +255,17 @@ class Child:
         generation: Hashable = None,
         imports: Sequence[str] = ("torch",),
     ) -> Iterator[Child]:
-        """Start ``module.main(JOB.json)`` in a process; kill it, with all that it started, at the end of the block.
+        """Start ``module.main(JOB.json)`` in a process; kill it, with all that it started, at the
+        end of the block.
 
-        JOB.json holds `job` and "output", the file for its records.  The process is forked from a server that has
-        imported `imports`, in a session of its own, so that Ctrl-C reaches only this one.  Raises OSError if there is
-        no such Python, or no room for its files.
+        JOB.json holds `job` and "output", the file for its records.  The process is forked from a
+        server that has imported `imports`, in a session of its own, so that Ctrl-C reaches only
+        this one.  Raises OSError if there is no such Python, or no room for its files.
 
-        root: current folder of the process, from which it imports; variables: added to its environment; generation:
-        jobs of another one get a server of their own, and so another layout of addresses; imports: what the server
-        imports before its first job, where it is installed."""
+        root: current folder of the process, from which it imports; variables: added to its
+        environment; generation: jobs of another one get a server of their own, and so another
+        layout of addresses; imports: what the server imports before its first job, where it is
+        installed."""
         plan = _plan(python, module, root, variables, generation, imports)
         with tempfile.TemporaryDirectory(prefix=f"{module}-") as scratch:
             output = Path(scratch, "records.jsonl")
@@ -287,9 +297,10 @@ class Child:
         """Return how many seconds it has run."""
         return (time.monotonic_ns() - self.begin_ns) / 1e9
 
-    def written(self) -> List[Dict[str, Any]]:
-        """Return the records so far: without a last line that a killed child left unfinished, and up to the first that
-        is none, since code that closed a file that is not its own may write there."""
+    def written(self) -> list[dict[str, Any]]:
+        """Return the records so far: without a last line that a killed child left unfinished, and
+        up to the first that is none, since code that closed a file that is not its own may write
+        there."""
         records = []
         for line in self.output.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
             try:
@@ -330,8 +341,9 @@ class Child:
             )
 
 
-def fork(main: Callable[[str], Any], request: Dict[str, str], answers: TextIO) -> int:
-    """Fork for a request, and return the process id; the fork, a session of its own, exits with what `main` returns."""
+def fork(main: Callable[[str], Any], request: dict[str, str], answers: TextIO) -> int:
+    """Fork for a request, and return the process id; the fork, a session of its own, exits with
+    what `main` returns."""
     parent = os.getpid()
     child = os.fork()
     if child:
@@ -356,13 +368,14 @@ def fork(main: Callable[[str], Any], request: Dict[str, str], answers: TextIO) -
         with suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        # Python's own end would not come: torch 1.13 waits there for ever for the interpreter after an error within
-        # backward, whose graph it still holds (seen when memory ran out).
+        # Python's own end would not come: torch 1.13 waits there for ever for the interpreter after
+        # an error within backward, whose graph it still holds (seen when memory ran out).
         os._exit(code)
 
 
 class Fork:
-    """A fork of this process as it is now, which answers one request where it is needed; a context manager."""
+    """A fork of this process as it is now, which answers one request where it is needed; a context
+    manager."""
 
     def __init__(self, answer: Callable[[Any], Any], possible: bool = True):
         self.answer = answer
@@ -400,7 +413,8 @@ class Fork:
 
 
 def imported(names: Sequence[str]) -> bool:
-    """Import the packages that are installed; return False if one fails: it cannot be imported again to see why."""
+    """Import the packages that are installed; return False if one fails: it cannot be imported
+    again to see why."""
     try:
         for name in names:
             if importlib.util.find_spec(name):
@@ -411,7 +425,8 @@ def imported(names: Sequence[str]) -> bool:
 
 
 def main(module: str, *packages: str) -> None:
-    """Run ``module.main`` in a fork for each request on stdin, until that ends; packages: imported before the first."""
+    """Run ``module.main`` in a fork for each request on stdin, until that ends; packages: imported
+    before the first."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a package that prints as it is imported does not answer
     if not imported(packages):

@@ -1,4 +1,5 @@
-"""Configuration files: YAML as plain data, converted to Structs that say which keys there are and of which type.
+"""Configuration files: YAML as plain data, converted to Structs that say which keys there are and
+of which type.
 
 Every mistake is one line: the file, the key, what is wrong with it."""
 
@@ -6,8 +7,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Dict, List, Literal, Sequence, Type, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -31,18 +33,23 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 
 def parsed(text: str, where: str) -> Any:
-    """Return what YAML says, without tags that make objects or a key twice.  where: for messages.  Raises UserError."""
+    """Return what YAML says, without tags that make objects or a key twice.  where: for messages.
+    Raises UserError."""
     try:
         import yaml
     except ImportError as error:
-        raise UserError(f"{where} needs PyYAML, which is not installed here: pip install PyYAML") from error
+        raise UserError(
+            f"{where} needs PyYAML, which is not installed here: pip install PyYAML"
+        ) from error
 
     class Plain(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             keys = [key.value for key, _ in node.value]
             for index, key in enumerate(keys):
                 if key in keys[:index]:
-                    raise yaml.YAMLError(f"{key!r} is given twice, again{node.value[index][0].start_mark}; keep one")
+                    raise yaml.YAMLError(
+                        f"{key!r} is given twice, again{node.value[index][0].start_mark}; keep one"
+                    )
             return super().construct_mapping(node, deep)
 
         def construct_yaml_int(self, node: Any) -> Any:
@@ -53,19 +60,22 @@ def parsed(text: str, where: str) -> Any:
         def construct_yaml_float(self, node: Any) -> float:
             value = super().construct_yaml_float(node)
             if not math.isfinite(value):  # which no record can hold
-                raise yaml.YAMLError(f"{node.value} is not finite{node.start_mark}; give a finite number")
+                raise yaml.YAMLError(
+                    f"{node.value} is not finite{node.start_mark}; give a finite number"
+                )
             return float(value)
 
     Plain.add_constructor("tag:yaml.org,2002:int", Plain.construct_yaml_int)
     Plain.add_constructor("tag:yaml.org,2002:float", Plain.construct_yaml_float)
     try:
         return yaml.load(text, Plain)
-    except Exception as error:  # PyYAML raises errors of any kind for a text that its tag cannot take
+    # PyYAML raises errors of any kind for a text that its tag cannot take
+    except Exception as error:
         reason = " ".join(str(error).split())[:500] or type(error).__name__
         raise UserError(f"{where}: no YAML of plain data ({reason})") from error
 
 
-def read(path: Path) -> Dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
     """Return the keys and values in a YAML file.  Raises UserError."""
     values = parsed(read_text(path, LARGEST_FILE), str(path))
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
@@ -73,22 +83,29 @@ def read(path: Path) -> Dict[str, Any]:
     return values
 
 
-def converted(values: Any, kind: Type[Converted], where: str) -> Converted:
-    """Return plain values as the Struct `kind`, whose keys are all that there may be.  Raises UserError."""
+def converted(values: Any, kind: type[Converted], where: str) -> Converted:
+    """Return plain values as the Struct `kind`, whose keys are all that there may be.  Raises
+    UserError."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         message, _, path = short(plain(str(error)), 500).partition(" - at ")
         unknown = re.search("unknown field `(.*)`", message)
-        near = f"{closest(unknown[1], keys_of(kind))}; there are {', '.join(keys_of(kind))}" if unknown else ""
+        near = (
+            f"{closest(unknown[1], keys_of(kind))}; there are {', '.join(keys_of(kind))}"
+            if unknown
+            else ""
+        )
         wrong = re.search("Invalid enum value '(.*)'", message)
         if wrong:
             choices = choices_of(kind, re.sub(r".*\.|\W", "", path))
             near = f"{closest(wrong[1], choices)}; there are {', '.join(choices)}"
-        raise UserError(": ".join(filter(None, [where, path.strip("`").lstrip("$."), message])) + near) from None
+        raise UserError(
+            ": ".join(filter(None, [where, path.strip("`").lstrip("$."), message])) + near
+        ) from None
 
 
-def keys_of(kind: Type[Struct]) -> List[str]:
+def keys_of(kind: type[Struct]) -> list[str]:
     """Return the keys of a Struct, and of the Structs in it."""
     keys = []
     for field in msgspec.structs.fields(kind):
@@ -97,7 +114,7 @@ def keys_of(kind: Type[Struct]) -> List[str]:
     return keys
 
 
-def choices_of(kind: Type[Struct], key: str) -> List[str]:
+def choices_of(kind: type[Struct], key: str) -> list[str]:
     """Return the texts that a key of the Struct, or of those in it, may have; [] where any is."""
     for field in msgspec.structs.fields(kind):
         if field.name == key:
@@ -117,7 +134,8 @@ def check_list(values: Sequence[float], name: str) -> None:
 
 
 def located(value: str, config: Path) -> Path:
-    """Return a path as it is seen from the current folder, or from that of the configuration where it is there."""
+    """Return a path as it is seen from the current folder, or from that of the configuration where
+    it is there."""
     here, beside = Path(value), config.parent / value
     return (beside if not here.exists() and beside.exists() else here).absolute()
 
@@ -129,9 +147,13 @@ def python_name(value: str, config: Path) -> str:
 
 
 def file(
-    value: str, config: Path, where: str, advice: str = "the path of a Python, such as .venv/k2/bin/python"
+    value: str,
+    config: Path,
+    where: str,
+    advice: str = "the path of a Python, such as .venv/k2/bin/python",
 ) -> str:
-    """Return the path of a file, of a Python without `advice`, that a configuration names.  Raises UserError."""
+    """Return the path of a file, of a Python without `advice`, that a configuration names.  Raises
+    UserError."""
     path = located(value, config)
     problem = not_a_file(path)
     if problem:

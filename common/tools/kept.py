@@ -1,11 +1,13 @@
-"""Reads the runs of tools that measure no loss: as text, rows, and a section of the page; a tool makes an `Answer`."""
+"""Reads the runs of tools that measure no loss: as text, rows, and a section of the page; a tool
+makes an `Answer`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar, Union
+from typing import Any, TypeVar
 
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.text import count, plain
@@ -23,10 +25,10 @@ class Job:
 
     status: str = NOT_RUN
     reason: str = ""
-    environment: Optional[schema.Environment] = None
-    values: List[schema.Record] = field(default_factory=list)
+    environment: schema.Environment | None = None
+    values: list[schema.Record] = field(default_factory=list)
 
-    def of(self, kind: Type[Kind]) -> List[Kind]:
+    def of(self, kind: type[Kind]) -> list[Kind]:
         """Return what was measured as the tool's own type.  Raises ValueError."""
         return [schema.typed(value, kind) for value in self.values]
 
@@ -37,13 +39,13 @@ class Kept:
 
     path: Path
     header: schema.ToolHeader
-    jobs: Dict[str, Job]
+    jobs: dict[str, Job]
 
     def job(self, name: str) -> Job:
         return self.jobs.get(name, Job())
 
     @property
-    def machine(self) -> List[str]:
+    def machine(self) -> list[str]:
         """Return ["AMD EPYC, 2 threads, torch 2.11.0"] by the last job; [] where none ran."""
         known = [job.environment for job in self.jobs.values() if job.environment]
         torches = " and ".join(sorted({each.torch for each in known if each.torch}))
@@ -53,19 +55,20 @@ class Kept:
 
 @dataclass
 class Answer:
-    """The answer of a run.  total: in a line; lines: below the tables; rows: for CSV and JSON; statuses: of its jobs;
+    """The answer of a run.  total: in a line; lines: below the tables; rows: for CSV and JSON;
+    statuses: of its jobs;
     folded: whether the page shows it once its title is opened; forms: texts of further formats."""
 
     name: str
-    total: List[str] = field(default_factory=list)
-    tables: List[parts.Table] = field(default_factory=list)
-    lines: List[str] = field(default_factory=list)
-    failures: List[str] = field(default_factory=list)
-    rows: List[parts.Values] = field(default_factory=list)
-    statuses: List[str] = field(default_factory=list)
-    figures: List[parts.Figure] = field(default_factory=list)
+    total: list[str] = field(default_factory=list)
+    tables: list[parts.Table] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    rows: list[parts.Values] = field(default_factory=list)
+    statuses: list[str] = field(default_factory=list)
+    figures: list[parts.Figure] = field(default_factory=list)
     folded: bool = False
-    forms: Dict[str, str] = field(default_factory=dict)
+    forms: dict[str, str] = field(default_factory=dict)
 
     def render(self, format: str) -> str:
         """Return it as "table", "markdown", "csv" or "json"."""
@@ -75,7 +78,9 @@ class Answer:
             return text.csv_text(self.rows) if format == "csv" else text.json_text(self.rows)
         below = text.listed([*self.lines, *self.failures], format)
         tables = [
-            text.block(table, format) if format == "markdown" else f"{plain(table.title)}\n{text.aligned(table, 60)}"
+            text.block(table, format)
+            if format == "markdown"
+            else f"{plain(table.title)}\n{text.aligned(table, 60)}"
             for table in self.tables
         ]
         return "\n\n".join(filter(None, [text.listed(self.total, format), *tables, below])) + "\n"
@@ -90,16 +95,22 @@ def read(path: Path) -> Kept:
     for name, lines in store.latest_jobs(records).items():
         end = store.status_of(lines)
         job = jobs[name] = Job(end.status, end.reason or "") if end else Job()
-        job.environment = next((line for line in lines if isinstance(line, schema.Environment)), None)
+        job.environment = next(
+            (line for line in lines if isinstance(line, schema.Environment)), None
+        )
         job.values = [line.value for line in lines if isinstance(line, schema.Measured)]
     return Kept(path, records[0], jobs)
 
 
-def answers(paths: Sequence[Any], tool: str, answer: Callable[[Kept], Kind]) -> Iterator[Union[Kind, Answer]]:
-    """Yield the answers of a tool's runs in, at or under `paths`: of equal ones on one machine the newest that measured
-    something, or else the newest; one that cannot be read says so."""
-    files = dict.fromkeys(file for path in map(Path, paths) for file in store.files_named(schema.TOOL_FILE_NAME, path))
-    equal: Dict[str, List[Tuple[str, Path]]] = {}
+def answers(
+    paths: Sequence[Any], tool: str, answer: Callable[[Kept], Kind]
+) -> Iterator[Kind | Answer]:
+    """Yield the answers of a tool's runs in, at or under `paths`: of equal ones on one machine the
+    newest that measured something, or else the newest; one that cannot be read says so."""
+    files = dict.fromkeys(
+        file for path in map(Path, paths) for file in store.files_named(schema.TOOL_FILE_NAME, path)
+    )
+    equal: dict[str, list[tuple[str, Path]]] = {}
     for file in files:
         head = store.first(file)
         if isinstance(head, schema.ToolHeader) and head.tool == tool:
@@ -108,7 +119,9 @@ def answers(paths: Sequence[Any], tool: str, answer: Callable[[Kept], Kind]) -> 
         elif head is None and file.parent.name.startswith(f"{tool}-"):
             equal[str(file)] = [("", file)]
     for runs in equal.values():
-        newest_first = [file for _, file in sorted(reversed(runs), key=lambda run: run[0], reverse=True)]
+        newest_first = [
+            file for _, file in sorted(reversed(runs), key=lambda run: run[0], reverse=True)
+        ]
         file, stopped = newest_first[0], []
         if len(newest_first) > 1:
             stopped = list(takewhile(_is_empty, newest_first))
@@ -130,7 +143,8 @@ def answers(paths: Sequence[Any], tool: str, answer: Callable[[Kept], Kind]) -> 
 
 
 def _is_empty(file: Path) -> bool:
-    """Return whether a run was stopped before it measured anything; one that cannot be read was not."""
+    """Return whether a run was stopped before it measured anything; one that cannot be read was
+    not."""
     try:
         jobs = read(file).jobs.values()
     except UserError:
@@ -141,7 +155,7 @@ def _is_empty(file: Path) -> bool:
 def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> parts.Slice:
     """Return how the page and the summary show the runs of a tool."""
 
-    def sections(base: Path, paths: Sequence[Path]) -> List[parts.Section]:
+    def sections(base: Path, paths: Sequence[Path]) -> list[parts.Section]:
         return [
             parts.Section(
                 f"{tool}-{number}",
@@ -156,10 +170,13 @@ def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> parts.S
             for number, each in enumerate(answers(paths, tool, answer))
         ]
 
-    def rows(paths: Sequence[Path]) -> List[parts.Values]:
+    def rows(paths: Sequence[Path]) -> list[parts.Values]:
         result = []
         for each in answers(paths, tool, answer):
-            failed = {"status": next(iter(each.statuses), "error"), "reason": "; ".join(each.failures)}
+            failed = {
+                "status": next(iter(each.statuses), "error"),
+                "reason": "; ".join(each.failures),
+            }
             own = each.rows or ([failed] if each.failures else [])
             result += [{"tool": tool, "name": each.name, **row} for row in own]
         return result

@@ -1,4 +1,5 @@
-"""A model by name: any importable class or function, one of a file, an upstream of s3prl, a model of Hugging Face."""
+"""A model by name: any importable class or function, one of a file, an upstream of s3prl, a model
+of Hugging Face."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ import inspect
 import os
 import re
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Mapping
+from typing import Any
 
 import torch
 
@@ -26,19 +28,26 @@ S3PRL, HUGGING_FACE = "s3prl:", "hf:"
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
-    **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9"),
+    **dict.fromkeys(
+        ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9"
+    ),
 }
 
 
 def load(name: str, arguments: Mapping[str, Any], device: str) -> torch.nn.Module:
-    """Return the model `name` ("package.module:attribute", "file.py:Class", "s3prl:upstream", "hf:model"), made with
-    `arguments`, on `device`.  Raises UserError for what cannot be imported or made."""
+    """Return the model `name` ("package.module:attribute", "file.py:Class", "s3prl:upstream",
+    "hf:model"), made with `arguments`, on `device`.  Raises UserError for what cannot be imported
+    or made."""
     if name.startswith((S3PRL, HUGGING_FACE)):
         os.environ.update(OFFLINE)
     of, absent = name.partition(":")[2], ""
     if name.startswith(HUGGING_FACE):
-        maker: Any = partial(module("transformers").AutoModel.from_pretrained, of, local_files_only=True)
-        absent = absent_from(of, f"from transformers import AutoModel; AutoModel.from_pretrained('{of}')")
+        maker: Any = partial(
+            module("transformers").AutoModel.from_pretrained, of, local_files_only=True
+        )
+        absent = absent_from(
+            of, f"from transformers import AutoModel; AutoModel.from_pretrained('{of}')"
+        )
     elif name.startswith(S3PRL):
         maker = imported(f"s3prl.hub:{of}")
         absent = not_here(f"from s3prl import hub; hub.{of}()")
@@ -46,7 +55,11 @@ def load(name: str, arguments: Mapping[str, Any], device: str) -> torch.nn.Modul
         maker = imported(name)
     if isinstance(maker, torch.nn.Module) and arguments:
         raise UserError(f"{name} is a model already: it takes no arguments")
-    model = maker if isinstance(maker, torch.nn.Module) else made(name, maker, arguments, device, absent)
+    model = (
+        maker
+        if isinstance(maker, torch.nn.Module)
+        else made(name, maker, arguments, device, absent)
+    )
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"{name} makes no torch.nn.Module, but {type(model).__name__}")
     return model.to(device)
@@ -60,7 +73,9 @@ def imported(name: str) -> Any:
     of = module(source)
     value = getattr(of, attribute, None)
     if value is None:
-        raise UserError(f"{name}: {of.__name__} has no {attribute}{text.closest(attribute, dir(of))}")
+        raise UserError(
+            f"{name}: {of.__name__} has no {attribute}{text.closest(attribute, dir(of))}"
+        )
     return value
 
 
@@ -71,32 +86,45 @@ def module(source: str) -> ModuleType:
     if problem:
         raise UserError(f"{path}: {problem}")
     try:
-        return implementations.imported(path.resolve()) if path.suffix == ".py" else importlib.import_module(source)
+        return (
+            implementations.imported(path.resolve())
+            if path.suffix == ".py"
+            else importlib.import_module(source)
+        )
     except UserError:
         raise
     except (Exception, SystemExit) as error:
         missing = getattr(error, "name", None)
         lacks = f"; pip install {missing}" if missing in PACKAGES else ""
-        raise UserError(f"{source} does not import in {sys.executable}: {text.reason_of(error)}{lacks}") from error
+        raise UserError(
+            f"{source} does not import in {sys.executable}: {text.reason_of(error)}{lacks}"
+        ) from error
 
 
 def not_here(code: str, where: str = "the caches of its package") -> str:
-    """Return why a model that would have to be fetched cannot be made, and the command that fetches it."""
+    """Return why a model that would have to be fetched cannot be made, and the command that fetches
+    it."""
     return f'it is not in {where}, and rnnt-bench forbids the network to models; fetch it with: python -c "{code}"'
 
 
 def absent_from(name: str, code: str) -> str:
-    """Return `not_here` for a name on a hub, "" for a folder that is there.  Raises UserError for one that is not."""
+    """Return `not_here` for a name on a hub, "" for a folder that is there.  Raises UserError for
+    one that is not."""
     if Path(name).exists():
         return ""
     if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name):
-        raise UserError(f"{name}: no such folder, and no name on a hub, such as facebook/wav2vec2-base-960h")
+        raise UserError(
+            f"{name}: no such folder, and no name on a hub, such as facebook/wav2vec2-base-960h"
+        )
     return not_here(code)
 
 
-def made(name: str, maker: Any, arguments: Mapping[str, Any], device: str = "cpu", absent: str = "") -> Any:
-    """Call what makes a model, on the meta device without weights where its initialisation allows that.  Raises
-    UserError, also for a wrong or missing argument.  absent: why a file that it needs is not there, see `not_here`."""
+def made(
+    name: str, maker: Any, arguments: Mapping[str, Any], device: str = "cpu", absent: str = ""
+) -> Any:
+    """Call what makes a model, on the meta device without weights where its initialisation allows
+    that.  Raises UserError, also for a wrong or missing argument.  absent: why a file that it needs
+    is not there, see `not_here`."""
     if not callable(maker):
         raise UserError(f"{name} is no class, function or model, but {type(maker).__name__}")
     try:
@@ -107,7 +135,9 @@ def made(name: str, maker: Any, arguments: Mapping[str, Any], device: str = "cpu
         signature.bind_partial(**arguments)  # first, since a wrong name makes another one missing
         signature.bind(**arguments)
     except TypeError as error:
-        raise UserError(f"{name}: {error}; it takes {signature}: --arg NAME=VALUE, or arguments in a file") from None
+        raise UserError(
+            f"{name}: {error}; it takes {signature}: --arg NAME=VALUE, or arguments in a file"
+        ) from None
     try:
         try:
             with torch.device("meta") if device == "meta" else nullcontext():

@@ -1,9 +1,11 @@
-"""The sizes of the Conformer transducer that `profile` and `largest` make, and the YAML files that say them."""
+"""The sizes of the Conformer transducer that `profile` and `largest` make, and the YAML files that
+say them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Sequence, Tuple
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
@@ -15,10 +17,11 @@ ICEFALL = "icefall"
 
 
 class Sizes(Struct, frozen=True, forbid_unknown_fields=True):
-    """The sizes that a configuration may change.  Defaults are icefall's, but dropout, which --no-dropout sets to 0."""
+    """The sizes that a configuration may change.  Defaults are icefall's, but dropout, which
+    --no-dropout sets to 0."""
 
     features: Positive = 80
-    embed_channels: Tuple[Positive, Positive, Positive] = (8, 32, 128)
+    embed_channels: tuple[Positive, Positive, Positive] = (8, 32, 128)
     encoder_dim: Positive = 512
     heads: Positive = 8
     feed_forward: Positive = 2048
@@ -32,12 +35,14 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.encoder_dim % self.heads:
-            raise ValueError(f"encoder_dim is {self.encoder_dim}; give a multiple of heads ({self.heads})")
+            raise ValueError(
+                f"encoder_dim is {self.encoder_dim}; give a multiple of heads ({self.heads})"
+            )
         if self.kernel % 2 == 0:
             raise ValueError(f"kernel is {self.kernel}; give an odd number")
 
 
-def read_sizes(config: str, changes: Sequence[Tuple[str, str]], flag: str) -> Sizes:
+def read_sizes(config: str, changes: Sequence[tuple[str, str]], flag: str) -> Sizes:
     """Return the sizes in a YAML file, the defaults for ICEFALL or "".  Raises UserError.
 
     changes: (key, YAML) of sizes that `flag` gives in place of those of the file."""

@@ -1,9 +1,10 @@
-"""Make a folder of results/ from a log folder, to be sent as a pull request; --check says what is wrong with one.
+"""Make a folder of results/ from a log folder, to be sent as a pull request; --check says what is
+wrong with one.
 
-Every record is written anew, field by field: numbers, and a few texts that name packages, settings and hardware.  No
-file is copied, so no path, message or trace leaves the machine.  A run is refused, with a line for each reason, if it
-is incomplete (interrupted rows, fewer than three rounds, no revision, no machine), of several machines, or was measured
-beside other load."""
+Every record is written anew, field by field: numbers, and a few texts that name packages, settings
+and hardware.  No file is copied, so no path, message or trace leaves the machine.  A run is
+refused, with a line for each reason, if it is incomplete (interrupted rows, fewer than three
+rounds, no revision, no machine), of several machines, or was measured beside other load."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any
 
 from rnnt_bench.analysis import doubts, logs, machines
 from rnnt_bench.analysis.row import Row
@@ -25,7 +27,8 @@ from rnnt_bench.core.settings import FEWEST_ROUNDS, SETTINGS
 from rnnt_bench.core.text import count, plain
 from rnnt_bench.records import schema, store
 
-#: Fields whose texts are kept ("..." for what is no WORDS); numbers are kept everywhere, other texts nowhere.
+#: Fields whose texts are kept ("..." for what is no WORDS); numbers are kept everywhere, other
+#: texts nowhere.
 ALLOWED = frozenset(
     """record name run_id suffix package kind settings values started git_revision cpu vectors os python gpu torch
     device device_name cuda driver throttled_by implementation_version options ours default l2 denormals allocator
@@ -54,7 +57,8 @@ SUITES_OWN = ("shape_info.pt", "data/shape_info.features.pt")
 
 
 def kept(value: Any, field: str) -> Any:
-    """Return what may leave the machine of a field of a record; None or nothing in the place of the rest."""
+    """Return what may leave the machine of a field of a record; None or nothing in the place of the
+    rest."""
     if isinstance(value, dict):
         fields = field if field in ("settings", "values", "variables") else ""
         items = {}
@@ -74,11 +78,12 @@ def kept(value: Any, field: str) -> Any:
 
 
 def sendable(text: str) -> str:
-    """Return a text as it may be sent: itself, or "..." in the place of what may name a path or a person."""
+    """Return a text as it may be sent: itself, or "..." in the place of what may name a path or a
+    person."""
     return text if WORDS.fullmatch(text) else "..."
 
 
-def records(folder: Path) -> Iterator[Dict[str, Any]]:
+def records(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a run as they may be sent.  Raises UserError."""
     header, lines = store.read_run(folder)
     for line in lines:
@@ -97,8 +102,9 @@ def shape_file(path: Any) -> str:
     return path if path in SUITES_OWN else "own"
 
 
-def flags_of(command: Any) -> List[str]:
-    """Return the script of a command line, and its flags that say what it measured, without a path."""
+def flags_of(command: Any) -> list[str]:
+    """Return the script of a command line, and its flags that say what it measured, without a
+    path."""
     if not isinstance(command, list) or not command:
         return []
     script, *arguments = map(str, command)
@@ -131,7 +137,8 @@ def damage(folder: Path) -> Iterator[str]:
 
 
 def keep(rows: Sequence[Row], folder: Path) -> None:
-    """Write the runs of the suite's own losses into an empty folder.  Raises UserError, and OSError where it cannot."""
+    """Write the runs of the suite's own losses into an empty folder.  Raises UserError, and OSError
+    where it cannot."""
     losses = {row.name for row in implementations.with_variants()}
     names = {row.folder: row.header.name for row in rows if not row.unreadable}
     for number, (run, name) in enumerate(names.items(), 1):
@@ -147,7 +154,8 @@ def keep(rows: Sequence[Row], folder: Path) -> None:
 
 
 def folder_name(rows: Sequence[Row]) -> str:
-    """Return the name of a folder: the day and the device of its rows. "2026-11-23-amd-epyc-2-cores"."""
+    """Return the name of a folder: the day and the device of its rows.
+    "2026-11-23-amd-epyc-2-cores"."""
     row = next((row for row in rows if row.device_name), rows[0])
     cores = f"{row.header.machine.cores} cores" if row.device == "cpu" else ""
     return dashed(row.header.started[:10], row.device_name or row.device or "unknown", cores)
@@ -158,7 +166,7 @@ def dashed(*words: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")
 
 
-def rows_of(folder: Path) -> List[Row]:
+def rows_of(folder: Path) -> list[Row]:
     """Return every row of a folder.  Raises UserError."""
     log = logs.read([folder], all_runs=True)
     return [*log.rows, *log.swept]
@@ -177,7 +185,9 @@ def problems(folder: Path) -> Iterator[str]:
     if not any(row.ms for row in rows) and not [*store.files_named(schema.TOOL_FILE_NAME, folder)]:
         yield "nothing was measured: no row has a time"
     readable = [row for row in rows if not row.unreadable]
-    differences = [words for row in readable[1:] for words in machines.differences(readable[0], row)]
+    differences = [
+        words for row in readable[1:] for words in machines.differences(readable[0], row)
+    ]
     devices = {row.device_name for row in readable if row.device_name}
     if differences:
         yield f"is of several machines, {plain(differences[0])}: make a folder of each"
@@ -215,11 +225,21 @@ def _problems(row: Row) -> Iterator[str]:
 def parser() -> Parser:
     result = Parser(description=__doc__)
     result.add_argument(
-        "folders", nargs="+", type=Path, metavar="FOLDER", help="Log folder; with --check, folders of results/."
+        "folders",
+        nargs="+",
+        type=Path,
+        metavar="FOLDER",
+        help="Log folder; with --check, folders of results/.",
     )
-    result.add_argument("--check", action="store_true", help="Only print what is wrong with folders of results/.")
     result.add_argument(
-        "--into", type=Path, default=Path("results"), metavar="FOLDER", help="Folder to write into. Default: results"
+        "--check", action="store_true", help="Only print what is wrong with folders of results/."
+    )
+    result.add_argument(
+        "--into",
+        type=Path,
+        default=Path("results"),
+        metavar="FOLDER",
+        help="Folder to write into. Default: results",
     )
     result.add_argument("--name", help="Name of the new folder. Default: the day and the device")
     return result
@@ -231,7 +251,7 @@ def main(options: argparse.Namespace) -> int:
         if reason:
             raise UserError(f"{folder}: {reason}; name a folder with runs")
     folders = options.folders
-    lost: List[str] = []
+    lost: list[str] = []
     if not options.check:
         folders = [made(options)]
         lost += damage(options.folders[0])
@@ -241,7 +261,11 @@ def main(options: argparse.Namespace) -> int:
     for line in lines:
         print(line, file=sys.stderr)
     if not lines:
-        print("complete and consistent: send it as a pull request" if len(folders) == 1 else "all are complete")
+        print(
+            "complete and consistent: send it as a pull request"
+            if len(folders) == 1
+            else "all are complete"
+        )
     return EXIT_FAILED if lines else EXIT_OK
 
 
@@ -260,13 +284,16 @@ def made(options: argparse.Namespace) -> Path:
     try:
         write(rows, folder)
     except OSError as error:
-        raise UserError(files.cannot_write(folder, error, files.another("--into", "folder"))) from error
+        raise UserError(
+            files.cannot_write(folder, error, files.another("--into", "folder"))
+        ) from error
     print(folder)
     return folder
 
 
 def write(rows: Sequence[Row], folder: Path, replaces: bool = False) -> None:
-    """Make the folder of these rows, whole or not at all.  Raises UserError, and OSError where it cannot.
+    """Make the folder of these rows, whole or not at all.  Raises UserError, and OSError where it
+    cannot.
 
     replaces: whether the folder may be there already, and is then removed."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:

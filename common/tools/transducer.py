@@ -1,13 +1,15 @@
-"""The model of `profile`, and of `largest` where a YAML names it: a Conformer transducer of the shape of icefall's
-pruned_transducer_stateless2, built of torchaudio.models.Conformer and torch.nn, with any loss of this suite.
+"""The model of `profile`, and of `largest` where a YAML names it: a Conformer transducer of the
+shape of icefall's pruned_transducer_stateless2, built of torchaudio.models.Conformer and torch.nn,
+with any loss of this suite.
 
 docs/profile.md has the parameters of both, part by part, and why they differ."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,17 +26,20 @@ SUBSAMPLING = 4
 ICEFALL_MODEL = f"{files.ROOT / 'examples' / 'icefall.py'}:transducer"
 
 
-def batch_of(targets: torch.Tensor, utterances: Iterable[Tuple[int, int]]) -> Batch:
-    """Return a batch of int32 targets (N, U) and of (feature frames, U) of each utterance, whose outputs of encoder and
-    decoder are left to the model."""
+def batch_of(targets: torch.Tensor, utterances: Iterable[tuple[int, int]]) -> Batch:
+    """Return a batch of int32 targets (N, U) and of (feature frames, U) of each utterance, whose
+    outputs of encoder and decoder are left to the model."""
     shapes = [(int(subsampled(frames, SUBSAMPLING)), int(U)) for frames, U in utterances]
-    T, U_lengths = (torch.tensor(column, dtype=torch.int32, device=targets.device) for column in zip(*shapes))
+    T, U_lengths = (
+        torch.tensor(column, dtype=torch.int32, device=targets.device) for column in zip(*shapes)
+    )
     none = torch.empty(0, device=targets.device)
     return Batch(targets, T, U_lengths, shapes, none, none)
 
 
 class Embed(nn.Module):
-    """Maps (N, frames, features) to (N, T, encoder_dim): three convolutions of kernel 3, two of them of stride 2."""
+    """Maps (N, frames, features) to (N, T, encoder_dim): three convolutions of kernel 3, two of
+    them of stride 2."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()
@@ -43,7 +48,9 @@ class Embed(nn.Module):
         for inputs, outputs, stride, padding in zip(channels, channels[1:], (1, 2, 2), (1, 0, 0)):
             layers += [nn.Conv2d(inputs, outputs, 3, stride, padding), nn.SiLU()]
         self.convolutions = nn.Sequential(*layers)
-        self.out = nn.Linear(channels[-1] * subsampled(sizes.features, SUBSAMPLING), sizes.encoder_dim)
+        self.out = nn.Linear(
+            channels[-1] * subsampled(sizes.features, SUBSAMPLING), sizes.encoder_dim
+        )
         self.norm = nn.LayerNorm(sizes.encoder_dim)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
@@ -67,8 +74,11 @@ class Encoder(nn.Module):
             dropout=sizes.dropout,
         )
 
-    def forward(self, features: torch.Tensor, lengths: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return outputs (N, T, encoder_dim) and lengths (N,) of features (N, frames, features) and lengths (N,)."""
+    def forward(
+        self, features: torch.Tensor, lengths: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return outputs (N, T, encoder_dim) and lengths (N,) of features (N, frames, features) and
+        lengths (N,)."""
         return self.conformer(self.embed(features), subsampled(lengths, SUBSAMPLING))
 
 
@@ -83,13 +93,15 @@ class Decoder(nn.Module):
         self.convolution = nn.Conv1d(D, D, sizes.context, groups=D, bias=False)
 
     def forward(self, symbols: torch.Tensor) -> torch.Tensor:
-        """Return outputs (N, U+1, decoder_dim) of symbols (N, U+1), of which the first is a blank."""
+        """Return outputs (N, U+1, decoder_dim) of symbols (N, U+1), of which the first is a
+        blank."""
         embedded = nn.functional.pad(self.embedding(symbols).transpose(1, 2), (self.context - 1, 0))
         return nn.functional.relu(self.convolution(embedded).transpose(1, 2))
 
 
 class Part(nn.Module):
-    """A function as a module, so that it has a name, and its backward a label.  layers: those that it uses."""
+    """A function as a module, so that it has a name, and its backward a label.  layers: those that
+    it uses."""
 
     def __init__(self, layers: Any = None):
         super().__init__()
@@ -100,10 +112,12 @@ class Part(nn.Module):
 
 
 class Criterion(nn.Module):
-    """From encoder and decoder outputs to the summed loss: the joiner, and the loss of `adapter`, always in float32.
+    """From encoder and decoder outputs to the summed loss: the joiner, and the loss of `adapter`,
+    always in float32.
 
-    Parts are `joiner` and `rnnt_loss`; of a pruned loss, as icefall's profile labels them, `rnnt_loss_simple` with its
-    projections, and `rnnt_loss_pruned` with the ranges, the pruning and the joiner."""
+    Parts are `joiner` and `rnnt_loss`; of a pruned loss, as icefall's profile labels them,
+    `rnnt_loss_simple` with its projections, and `rnnt_loss_pruned` with the ranges, the pruning and
+    the joiner."""
 
     def __init__(self, adapter: Any, device: torch.device):
         super().__init__()
@@ -120,7 +134,8 @@ class Criterion(nn.Module):
             self.rnnt_loss = Part()
 
     def forward(self, batch: Batch, prepared: Any, scores: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the summed loss of a batch of the joiner's inputs.  scores: what the pruned loss projects."""
+        """Return the summed loss of a batch of the joiner's inputs.  scores: what the pruned loss
+        projects."""
         encoder_out, decoder_out = batch.encoder_out, batch.decoder_out
         if isinstance(self.layout, layouts.Pruned):
             simple, arcs = self.rnnt_loss_simple(partial(self._simple, prepared), *scores)
@@ -128,7 +143,9 @@ class Criterion(nn.Module):
             pruned = self.rnnt_loss_pruned(prune, encoder_out, decoder_out)
             return layouts.SIMPLE_LOSS_SCALE * simple + pruned
 
-        def run(function: Any, encoder_out: torch.Tensor, decoder_out: torch.Tensor) -> torch.Tensor:
+        def run(
+            function: Any, encoder_out: torch.Tensor, decoder_out: torch.Tensor
+        ) -> torch.Tensor:
             inputs = replace(batch, encoder_out=encoder_out, decoder_out=decoder_out)
             return function(self.joiner.layers, inputs, prepared)
 
@@ -142,7 +159,9 @@ class Criterion(nn.Module):
     def from_logits(self, logits: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
         """Return the summed loss of the logits, as the layout gives them."""
         with self.exact():
-            return self.rnnt_loss(lambda exact: self.layout.loss(exact, batch, prepared), logits.float())
+            return self.rnnt_loss(
+                lambda exact: self.layout.loss(exact, batch, prepared), logits.float()
+            )
 
     def _simple(self, prepared: Any, to_am: torch.Tensor, to_lm: torch.Tensor) -> Any:
         """Return the simple loss, and the gradients of its arcs."""
@@ -151,7 +170,8 @@ class Criterion(nn.Module):
             return self.adapter.simple_loss(am.float(), lm.float(), prepared)
 
     def _pruned(self, batch: Batch, prepared: Any, arcs: Any, *outputs: torch.Tensor) -> Any:
-        """Return the pruned loss, in the ranges that the gradients of the simple loss's arcs give."""
+        """Return the pruned loss, in the ranges that the gradients of the simple loss's arcs
+        give."""
         prepared.ranges = self.adapter.ranges(arcs, prepared)
 
         def join(encoder_out: torch.Tensor, decoder_out: torch.Tensor) -> torch.Tensor:
@@ -163,16 +183,18 @@ class Criterion(nn.Module):
 
 
 class Transducer(nn.Module):
-    """The whole model, with projections of both outputs to the joiner's dimension, where icefall's joiner has them.
+    """The whole model, with projections of both outputs to the joiner's dimension, where icefall's
+    joiner has them.
 
-    sizes: of the projections, and of the parts that are None; linear: makes a projection of (inputs, outputs)."""
+    sizes: of the projections, and of the parts that are None; linear: makes a projection of
+      (inputs, outputs)."""
 
     def __init__(
         self,
         sizes: Sizes,
         criterion: Criterion,
-        encoder: Optional[nn.Module] = None,
-        decoder: Optional[nn.Module] = None,
+        encoder: nn.Module | None = None,
+        decoder: nn.Module | None = None,
         linear: Callable[[int, int], nn.Module] = nn.Linear,
     ):
         super().__init__()
@@ -185,15 +207,20 @@ class Transducer(nn.Module):
             criterion.projections["am"] = linear(sizes.encoder_dim, sizes.vocab_size)
             criterion.projections["lm"] = linear(sizes.decoder_dim, sizes.vocab_size)
 
-    def parts(self) -> Dict[str, nn.Module]:
-        """Return the parts beside the encoder by name: the joiner is with both projections to its dimension."""
-        joiner = nn.ModuleList([self.encoder_proj, self.decoder_proj, self.criterion.joiner.layers.output])
-        projections = {f"simple_{key}_proj": part for key, part in self.criterion.projections.items()}
+    def parts(self) -> dict[str, nn.Module]:
+        """Return the parts beside the encoder by name: the joiner is with both projections to its
+        dimension."""
+        joiner = nn.ModuleList(
+            [self.encoder_proj, self.decoder_proj, self.criterion.joiner.layers.output]
+        )
+        projections = {
+            f"simple_{key}_proj": part for key, part in self.criterion.projections.items()
+        }
         return {"decoder": self.decoder, "joiner": joiner, **projections}
 
     def forward(self, features, feature_lengths, symbols, batch, prepared) -> torch.Tensor:
-        """Return the summed loss of features (N, frames, features), their lengths (N,), symbols (N, U+1) with a blank
-        first, and the batch with the arguments of the loss."""
+        """Return the summed loss of features (N, frames, features), their lengths (N,), symbols (N,
+        U+1) with a blank first, and the batch with the arguments of the loss."""
         encoder_out, _ = self.encoder(features, feature_lengths)
         decoder_out = self.decoder(symbols)
         projected = replace(
@@ -205,8 +232,8 @@ class Transducer(nn.Module):
 
 
 class Imported(nn.Module):
-    """A model by import path: model(features, feature_lengths, symbols, symbol_lengths) returns its loss, or logits
-    (N, T, U+1, V), alone or first of several, as torchaudio.models.RNNT does."""
+    """A model by import path: model(features, feature_lengths, symbols, symbol_lengths) returns its
+    loss, or logits (N, T, U+1, V), alone or first of several, as torchaudio.models.RNNT does."""
 
     def __init__(self, model: nn.Module, criterion: Criterion):
         super().__init__()
@@ -232,16 +259,19 @@ class Imported(nn.Module):
 
 
 def made(sizes: Sizes, criterion: Criterion, config: str = "") -> Transducer:
-    """Return the Conformer transducer of these sizes; icefall's own where a configuration is named."""
+    """Return the Conformer transducer of these sizes; icefall's own where a configuration is
+    named."""
     make = loading.imported(ICEFALL_MODEL) if config else Transducer
     model: Transducer = make(sizes, criterion)
     return model
 
 
 class Trained(nn.Module):
-    """The Conformer transducer with a loss of the benchmarks; it takes a batch as torchaudio.models.RNNT does.
+    """The Conformer transducer with a loss of the benchmarks; it takes a batch as
+    torchaudio.models.RNNT does.
 
-    config: "icefall", or ""; device: where it will run; sizes: as in `Sizes`.  Raises UserError, NotRunnable."""
+    config: "icefall", or ""; device: where it will run; sizes: as in `Sizes`.  Raises UserError,
+      NotRunnable."""
 
     def __init__(self, config: str = "", loss: str = "fused", device: str = "cpu", **sizes: Any):
         super().__init__()
@@ -249,13 +279,15 @@ class Trained(nn.Module):
         where = torch.device(device)
         row = implementations.find(loss)
         workload = {"vocab_size": dimensions.vocab_size, "encoder_dim": dimensions.joiner_dim}
-        self.adapter = implementations.load(row.script)(settings.resolve(workload, device), row.variant)
+        self.adapter = implementations.load(row.script)(
+            settings.resolve(workload, device), row.variant
+        )
         self.adapter.load(where.type)
         self.model = made(dimensions, Criterion(self.adapter, where), config)
 
     def forward(self, features, lengths, symbols, symbol_lengths) -> torch.Tensor:
-        """Return the summed loss of features (N, frames, features), their lengths (N,), symbols (N, U+1) with a blank
-        first, and their lengths (N,)."""
+        """Return the summed loss of features (N, frames, features), their lengths (N,), symbols (N,
+        U+1) with a blank first, and their lengths (N,)."""
         utterances = zip(lengths.tolist(), (symbol_lengths - 1).tolist())
         batch = batch_of(symbols[:, 1:].int().contiguous(), utterances)
         return self.model(features, lengths, symbols, batch, self.adapter.prepare(batch))

@@ -1,12 +1,14 @@
-"""Find the chrome traces of torch.profiler (torch 1.13 to 2.11) in a folder, and read their steps, spans and memory.
+"""Find the chrome traces of torch.profiler (torch 1.13 to 2.11) in a folder, and read their steps,
+spans and memory.
 
-Steps are the host's ``ProfilerStep#N`` spans (category "user_annotation"); their "gpu_user_annotation" copies are
-shorter and do not count.  Memory is "Total Allocated" of the "[memory]" events of each device.  No torch.
+Steps are the host's ``ProfilerStep#N`` spans (category "user_annotation"); their
+"gpu_user_annotation" copies are shorter and do not count.  Memory is "Total Allocated" of the
+"[memory]" events of each device.  No torch.
 
-Events are decoded piece by piece, in bounded memory.  Kineto writes names and stacks without escaping (torch 1.13
-always, later ones in places), so an event may be invalid JSON; it is read field by field:
-https://github.com/pytorch/kineto/pull/1459.  A trace in another layout (json.dump, jq, a merge) is JSON, and decoded
-event by event, which takes ten times as long.
+Events are decoded piece by piece, in bounded memory.  Kineto writes names and stacks without
+escaping (torch 1.13 always, later ones in places), so an event may be invalid JSON; it is read
+field by field: https://github.com/pytorch/kineto/pull/1459.  A trace in another layout (json.dump,
+jq, a merge) is JSON, and decoded event by event, which takes ten times as long.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ import re
 import zlib
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -53,19 +56,21 @@ def unpacked(path: Path) -> Iterator[Any]:
         yield gzip.open(stream) if packed else stream
 
 
-def trace_files(folder: Path) -> List[Path]:
+def trace_files(folder: Path) -> list[Path]:
     """Return the trace files directly in a folder, sorted by the time in their names."""
 
-    def order(path: Path) -> Tuple[int, int, str]:
+    def order(path: Path) -> tuple[int, int, str]:
         match = _NAME.match(path.name)
         time = (match["time"] if match else None) or ""
-        return len(time), int(time or 0), path.name  # its unit depends on the torch version: more digits are later
+        # its unit depends on the torch version: more digits are later
+        return len(time), int(time or 0), path.name
 
     return sorted(filter(is_trace, folder.iterdir()), key=order)
 
 
 def worker(path: Path) -> str:
-    """Return the part of the file name before its time: by default host and process, which differ for each rank."""
+    """Return the part of the file name before its time: by default host and process, which differ
+    for each rank."""
     match = _NAME.match(path.name)
     return match["worker"] if match else path.name
 
@@ -77,7 +82,8 @@ def perhaps_packed(path: Path) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Delete all files, complete or not, that an earlier attempt of the trace pass left in a folder."""
+    """Delete all files, complete or not, that an earlier attempt of the trace pass left in a
+    folder."""
     for path in [*folder.glob("*.pt.trace.json*"), folder / f"{folder.name}.txt"]:
         path.unlink(missing_ok=True)
 
@@ -85,9 +91,11 @@ def remove(folder: Path) -> None:
 # Events.
 
 CHUNK = 1 << 18  # bytes read at once
-LARGEST = 64 << 20  # characters of an event: a trace with a longer one is refused, so that no other row lacks memory
+# characters of an event: a trace with a longer one is refused, so that no other row lacks memory
+LARGEST = 64 << 20
 BOUNDARY = "\n  },\n  {"  # the text between two events
-LONGEST_HEAD = 16 << 10  # characters of the fields before "args", the name included; a longer head is not salvaged
+# characters of the fields before "args", the name included; a longer head is not salvaged
+LONGEST_HEAD = 16 << 10
 _BETWEEN = re.compile(r"(?<=\n  \}),(?=\n  \{)")
 _BEGIN = re.compile(r'"traceEvents": \[(?=\s*\n  \{\n)')
 _BEGIN_ANYWHERE = re.compile(r'"traceEvents"\s*:\s*\[|\A\s*\[')
@@ -98,7 +106,7 @@ _HEAD = re.compile(
     r'\n    "ts": (?P<ts>-?\d{1,18}(?:\.\d+)?)(?:, "dur": (?P<dur>-?\d{1,18}(?:\.\d+)?))?',
     re.DOTALL,
 )
-_Number = Union[int, float, None]
+_Number = int | float | None
 
 
 class Counters(msgspec.Struct, gc=False):
@@ -110,20 +118,24 @@ class Counters(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """Hold the fields of an event that are used; ts, dur: in microseconds; salvaged: it was no valid JSON."""
+    """Hold the fields of an event that are used; ts, dur: in microseconds; salvaged: it was no
+    valid JSON."""
 
-    ph: Optional[str] = None
-    cat: Optional[str] = None
-    name: Optional[str] = None
+    ph: str | None = None
+    cat: str | None = None
+    name: str | None = None
     ts: _Number = None
     dur: _Number = None
-    args: Optional[Counters] = None
+    args: Counters | None = None
     salvaged: bool = False
 
 
-_DECODER = msgspec.json.Decoder(List[Event])
+_DECODER = msgspec.json.Decoder(list[Event])
 _JSON = json.JSONDecoder(strict=False)  # control characters in names are common
-_COUNTERS = [re.compile(f'"{field.encode_name}": (-?\\d{{1,18}})\\b') for field in msgspec.structs.fields(Counters)]
+_COUNTERS = [
+    re.compile(f'"{field.encode_name}": (-?\\d{{1,18}})\\b')
+    for field in msgspec.structs.fields(Counters)
+]
 
 
 class Broken(Exception):
@@ -131,7 +143,8 @@ class Broken(Exception):
 
 
 def read_events(stream: BinaryIO) -> Iterator[Sequence[Event]]:
-    """Yield the events of an uncompressed trace in groups.  Raises Broken for any other file, and one that is cut."""
+    """Yield the events of an uncompressed trace in groups.  Raises Broken for any other file, and
+    one that is cut."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     text = decoder.decode(stream.read(CHUNK))
     begin = _BEGIN.search(text)
@@ -154,32 +167,43 @@ def read_events(stream: BinaryIO) -> Iterator[Sequence[Event]]:
     _to_the_end(stream, decoder, text, position)
 
 
-def _to_the_end(stream: BinaryIO, decoder: codecs.IncrementalDecoder, text: str, position: int) -> None:
-    """Read what follows the events.  text: its begin, at `position`.  Raises Broken where the file has no end."""
+def _to_the_end(
+    stream: BinaryIO, decoder: codecs.IncrementalDecoder, text: str, position: int
+) -> None:
+    """Read what follows the events.  text: its begin, at `position`.  Raises Broken where the file
+    has no end."""
     while data := stream.read(CHUNK):
         text = text[-1:] + decoder.decode(data)
     if not text.rstrip().endswith("}"):
-        raise Broken(f"it ends too early, after the events that end at character {position:,}: the file was cut short")
+        raise Broken(
+            f"it ends too early, after the events that end at character {position:,}: the file was cut short"
+        )
 
 
 def _more(stream: BinaryIO, decoder: codecs.IncrementalDecoder, text: str, position: int) -> str:
-    """Return the text that comes next.  text: the begin of an event, at `position`.  Raises Broken at the end."""
+    """Return the text that comes next.  text: the begin of an event, at `position`.  Raises Broken
+    at the end."""
     if len(text) > LARGEST:
         raise Broken(f"an event after character {position:,} has more than {LARGEST:,} characters")
     data = stream.read(max(CHUNK, len(text)))  # a long event is not searched again for each chunk
     if not data:
-        raise Broken(f"it ends too early, after character {position + len(text):,}: the file was cut short")
+        raise Broken(
+            f"it ends too early, after character {position + len(text):,}: the file was cut short"
+        )
     return decoder.decode(data)
 
 
-def _events_of_any_layout(stream: BinaryIO, decoder: codecs.IncrementalDecoder, text: str) -> Iterator[Sequence[Event]]:
-    """Yield the events of a trace that is JSON, or of a bare list of events.  text: how it begins.  Raises Broken."""
+def _events_of_any_layout(
+    stream: BinaryIO, decoder: codecs.IncrementalDecoder, text: str
+) -> Iterator[Sequence[Event]]:
+    """Yield the events of a trace that is JSON, or of a bare list of events.  text: how it begins.
+    Raises Broken."""
     begin = _BEGIN_ANYWHERE.search(text)
     if begin is None:
         raise Broken(f"within {len(text):,} characters no list of events begins")
     position = 0  # of the text in the file
     at = begin.end()  # in the text
-    events: List[Event] = []
+    events: list[Event] = []
     while True:
         gap = _GAP.match(text, at)
         at = gap.end() if gap else at
@@ -213,7 +237,8 @@ def _decoded(block: str, position: int) -> Sequence[Event]:
 
 
 def _salvaged(text: str, position: int) -> Sequence[Event]:
-    """Return an event; field by field where it is no valid JSON, without resolving the escapes in its name."""
+    """Return an event; field by field where it is no valid JSON, without resolving the escapes in
+    its name."""
     with suppress(msgspec.DecodeError, RecursionError):
         return _DECODER.decode(f"[{text}]")
     head, _, args = text.partition('\n    "args": {')
@@ -223,9 +248,20 @@ def _salvaged(text: str, position: int) -> Sequence[Event]:
     counters = []
     for pattern in _COUNTERS:
         values = pattern.findall(args)
-        counters.append(int(values[-1]) if values else None)  # the last is the counter's: 1.13 has the stack before it
+        # the last is the counter's: 1.13 has the stack before it
+        counters.append(int(values[-1]) if values else None)
     dur = float(match["dur"]) if match["dur"] else None
-    return [Event(match["ph"], match["cat"], match["name"], float(match["ts"]), dur, Counters(*counters), True)]
+    return [
+        Event(
+            match["ph"],
+            match["cat"],
+            match["name"],
+            float(match["ts"]),
+            dur,
+            Counters(*counters),
+            True,
+        )
+    ]
 
 
 def is_number(value: _Number) -> bool:
@@ -239,11 +275,12 @@ CPU, CUDA = 0, 1  # "Device Type" of the memory events, c10::DeviceType
 LONGEST_LABEL = 1000  # characters kept of a name
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})$")
 
-Device = Tuple[int, int]  # type, id
+Device = tuple[int, int]  # type, id
 
 
 class TraceError(UserError):
-    """The file is not a complete trace, or has no steps; the message names the file and the position in it."""
+    """The file is not a complete trace, or has no steps; the message names the file and the
+    position in it."""
 
 
 class Step(NamedTuple):
@@ -262,21 +299,22 @@ class Step(NamedTuple):
 class Trace:
     """Hold one trace file, which is one window of the profiler's schedule; times are microseconds.
 
-    spans: (begin, end, name) of each other span of record_function; memory: by device, (times, bytes allocated) in the
-    order of the file; operators: when each began, sorted; salvaged: number of events that were not valid JSON."""
+    spans: (begin, end, name) of each other span of record_function; memory: by device, (times,
+    bytes allocated) in the order of the file; operators: when each began, sorted; salvaged: number
+    of events that were not valid JSON."""
 
     path: Path
-    steps: List[Step] = field(default_factory=list)
-    spans: List[Tuple[float, float, str]] = field(default_factory=list)
-    memory: Dict[Device, Tuple[array[float], array[int]]] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    spans: list[tuple[float, float, str]] = field(default_factory=list)
+    memory: dict[Device, tuple[array[float], array[int]]] = field(default_factory=dict)
     operators: array[float] = field(default_factory=lambda: array("d"))
     on_cuda: bool = False
     salvaged: int = 0
 
     @property
-    def label_us(self) -> Dict[str, float]:
+    def label_us(self) -> dict[str, float]:
         """Return the total duration of the spans by name."""
-        totals: Dict[str, float] = {}
+        totals: dict[str, float] = {}
         for begin, end, name in self.spans:
             totals[name] = totals.get(name, 0.0) + end - begin
         return totals
@@ -285,8 +323,9 @@ class Trace:
         """Return the number of operators that began within a step."""
         return bisect_left(self.operators, step.end) - bisect_left(self.operators, step.begin)
 
-    def fullest(self, kind: Optional[int] = None) -> Optional[Device]:
-        """Return the GPU with the highest count, or the CPU if no GPU allocated; None where none did, of this kind."""
+    def fullest(self, kind: int | None = None) -> Device | None:
+        """Return the GPU with the highest count, or the CPU if no GPU allocated; None where none
+        did, of this kind."""
         devices = [device for device in self.memory if kind in (None, device[0])]
         on_cuda = [device for device in devices if device[0] == CUDA]
         return max(on_cuda or devices, key=lambda device: max(self.memory[device][1]), default=None)
@@ -295,13 +334,19 @@ class Trace:
         """Keep what is used of an event, but for operators."""
         if event.name == "[memory]":
             counters = event.args
-            if counters and all(map(is_number, (event.ts, counters.total, counters.device_type, counters.device_id))):
+            if counters and all(
+                map(is_number, (event.ts, counters.total, counters.device_type, counters.device_id))
+            ):
                 device = int(counters.device_type or 0), int(counters.device_id or 0)
                 moments, totals = self.memory.setdefault(device, (array("d"), array("q")))
                 moments.append(event.ts or 0.0)
                 totals.append(int(counters.total or 0))
         elif event.cat == "user_annotation" and event.ph == "X" and event.name:
-            if event.ts is not None and event.dur is not None and all(map(is_number, (event.ts, event.dur))):
+            if (
+                event.ts is not None
+                and event.dur is not None
+                and all(map(is_number, (event.ts, event.dur)))
+            ):
                 step = _STEP.match(event.name)
                 if step:
                     self.steps.append(Step(event.ts, float(event.dur), int(step[1])))

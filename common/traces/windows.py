@@ -1,28 +1,33 @@
-"""Compute the profiled numbers of traces: step time and peak memory of the windows of one worker, memory over time.
+"""Compute the profiled numbers of traces: step time and peak memory of the windows of one worker,
+memory over time.
 
-Profiled numbers contain the profiler's own cost.  Windows of different workers are never merged.  Bytes over time are
-those of the fullest GPU, or of the CPU if no GPU allocated.  They are above the level at which the step began: the
-counter of a CPU drifts from step to step.
+Profiled numbers contain the profiler's own cost.  Windows of different workers are never merged.
+Bytes over time are those of the fullest GPU, or of the CPU if no GPU allocated.  They are above the
+level at which the step began: the counter of a CPU drifts from step to step.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median, median_high
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import NamedTuple
 
 from rnnt_bench.core.text import MB
 from rnnt_bench.traces import reader
 
 MOST_POINTS = 600  # of a curve as it is drawn
-FEW = 4  # a step is short, or has few operators, if it has less than 1/FEW of the usual duration or count
-FIRST_WINDOW = "profiled peak MB is of the first window only: on CPU the counter drifts from window to window"
+# a step is short, or has few operators, if it has less than 1/FEW of the usual duration or count
+FEW = 4
+FIRST_WINDOW = (
+    "profiled peak MB is of the first window only: on CPU the counter drifts from window to window"
+)
 
 #: A file, and its contents or the reason why it cannot be read.
-Window = Tuple[Path, Union[reader.Trace, reader.TraceError]]
+Window = tuple[Path, reader.Trace | reader.TraceError]
 
 
 @dataclass(frozen=True)
@@ -30,9 +35,9 @@ class WindowNumbers:
     """The numbers of one trace file; None if it cannot be read or holds no complete step."""
 
     file: str
-    average_step_time_us: Optional[float] = None
+    average_step_time_us: float | None = None
     steps: int = 0
-    peak_memory_mb: Optional[float] = None
+    peak_memory_mb: float | None = None
     flags: Sequence[str] = ()
 
 
@@ -46,35 +51,38 @@ class Profiled:
         error: why the first unreadable window could not be read; the numbers are then None
     """
 
-    windows: List[WindowNumbers] = field(default_factory=list)
-    average_step_time_us: Optional[float] = None
-    peak_memory_mb: Optional[float] = None
-    label_us: Dict[str, float] = field(default_factory=dict)
-    step_us: List[List[float]] = field(default_factory=list)
+    windows: list[WindowNumbers] = field(default_factory=list)
+    average_step_time_us: float | None = None
+    peak_memory_mb: float | None = None
+    label_us: dict[str, float] = field(default_factory=dict)
+    step_us: list[list[float]] = field(default_factory=list)
     on_cuda: bool = False
-    error: Optional[str] = None
-    notes: List[str] = field(default_factory=list)
+    error: str | None = None
+    notes: list[str] = field(default_factory=list)
 
 
-def read_windows(files: List[Path]) -> List[Window]:
-    """Read the traces; a file that cannot be read, or has no step, comes with its error, which is not raised."""
-    windows: List[Window] = []
+def read_windows(files: list[Path]) -> list[Window]:
+    """Read the traces; a file that cannot be read, or has no step, comes with its error, which is
+    not raised."""
+    windows: list[Window] = []
     for path in files:
         try:
             trace = reader.read(path)
             if not trace.steps:
-                raise reader.TraceError(f"{path}: has no ProfilerStep span: call prof.step() in the profiled loop")
+                raise reader.TraceError(
+                    f"{path}: has no ProfilerStep span: call prof.step() in the profiled loop"
+                )
             windows.append((path, trace))
         except reader.TraceError as error:
             windows.append((path, error))
     return windows
 
 
-def profiled(windows: List[Window], to_the_end: bool = False) -> Profiled:
-    """Return the numbers of one worker from its windows, sorted by time.  to_the_end: the profiled loop is known to
-    have ended as planned, so that no step counts as cut off."""
+def profiled(windows: list[Window], to_the_end: bool = False) -> Profiled:
+    """Return the numbers of one worker from its windows, sorted by time.  to_the_end: the profiled
+    loop is known to have ended as planned, so that no step counts as cut off."""
     result = Profiled()
-    before: Optional[reader.Trace] = None
+    before: reader.Trace | None = None
     for number, (path, trace) in enumerate(windows, start=1):
         if isinstance(trace, reader.TraceError):
             result.windows.append(WindowNumbers(path.name, flags=[str(trace)]))
@@ -88,7 +96,9 @@ def profiled(windows: List[Window], to_the_end: bool = False) -> Profiled:
         if not to_the_end and not goes_on and _is_cut_off(trace, before):
             *whole, stub = trace.steps
             step = f"ProfilerStep#{stub.number} ({stub.duration:.0f} us)"
-            flags.append(f"stub step: {step} was cut off by the end of the loop and is left out of the average")
+            flags.append(
+                f"stub step: {step} was cut off by the end of the loop and is left out of the average"
+            )
         if trace.salvaged:
             flags.append(f"{trace.salvaged} events are not valid JSON and were read field by field")
         durations = [step.duration for step in whole]
@@ -109,7 +119,9 @@ def profiled(windows: List[Window], to_the_end: bool = False) -> Profiled:
         return result
     result.average_step_time_us = fmean(steps)
     result.label_us = {label: total / len(steps) for label, total in result.label_us.items()}
-    peaks = [window.peak_memory_mb for window in result.windows if window.peak_memory_mb is not None]
+    peaks = [
+        window.peak_memory_mb for window in result.windows if window.peak_memory_mb is not None
+    ]
     if result.on_cuda:
         result.peak_memory_mb = max(peaks, default=None)
     elif peaks:
@@ -119,11 +131,12 @@ def profiled(windows: List[Window], to_the_end: bool = False) -> Profiled:
     return result
 
 
-def _is_cut_off(trace: reader.Trace, before: Optional[reader.Trace]) -> bool:
+def _is_cut_off(trace: reader.Trace, before: reader.Trace | None) -> bool:
     """Return whether the loop ended within the last step of a trace.
 
-    Such a step is shorter than the others and also holds fewer operators (torch 1.13 adds one there by itself); a
-    complete step may be either, but not both.  One that is alone is held against the window before.
+    Such a step is shorter than the others and also holds fewer operators (torch 1.13 adds one there
+    by itself); a complete step may be either, but not both.  One that is alone is held against the
+    window before.
     """
     *others, last = trace.steps
     usual: Sequence[reader.Step] = others or (before.steps if before else [])
@@ -138,8 +151,8 @@ def _is_cut_off(trace: reader.Trace, before: Optional[reader.Trace]) -> bool:
 
 
 class Span(NamedTuple):
-    """Bytes allocated at the start of a span, at most within it, and at its end, above the level at the step's start;
-    the span of the whole step has the name ""."""
+    """Bytes allocated at the start of a span, at most within it, and at its end, above the level at
+    the step's start; the span of the whole step has the name ""."""
 
     name: str
     step: int
@@ -150,14 +163,15 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """Hold the memory of one step over time: at `ms` milliseconds since it began `mb` MB were allocated, above what was
-    when it began; stage_mb: the highest of these while each labelled stage ran."""
+    """Hold the memory of one step over time: at `ms` milliseconds since it began `mb` MB were
+    allocated, above what was when it began; stage_mb: the highest of these while each labelled
+    stage ran."""
 
     file: str
     step: int
-    ms: List[float]
-    mb: List[float]
-    stage_mb: Dict[str, float]
+    ms: list[float]
+    mb: list[float]
+    stage_mb: dict[str, float]
 
     @property
     def peak_mb(self) -> float:
@@ -173,17 +187,19 @@ class _Levels:
         self.moments = [moment for moment, _ in self.events]
 
     def before(self, moment: float) -> int:
-        """Return the bytes when `moment` came: after the last event before it, else of the first."""
+        """Return the bytes when `moment` came: after the last event before it, else of the
+        first."""
         return self.events[max(bisect_left(self.moments, moment) - 1, 0)][1]
 
-    def between(self, begin: float, end: float) -> List[Tuple[float, int]]:
+    def between(self, begin: float, end: float) -> list[tuple[float, int]]:
         """Return (microseconds, bytes) of the events from `begin` to `end`."""
         return self.events[bisect_left(self.moments, begin) : bisect_right(self.moments, end)]
 
 
-def spans(path: Path, kind: Optional[int] = None) -> List[Span]:
-    """Return the spans of all steps, sorted by start within each step; none if the trace has no memory events.  kind:
-    reader.CPU or reader.CUDA, where only that kind of device counts.  Raises TraceError."""
+def spans(path: Path, kind: int | None = None) -> list[Span]:
+    """Return the spans of all steps, sorted by start within each step; none if the trace has no
+    memory events.  kind: reader.CPU or reader.CUDA, where only that kind of device counts.  Raises
+    TraceError."""
     trace = reader.read(path)
     device = trace.fullest(kind)
     if device is None:
@@ -192,30 +208,41 @@ def spans(path: Path, kind: Optional[int] = None) -> List[Span]:
     result = []
     for step in trace.steps:
         base = levels.before(step.begin)
-        inside = sorted(span for span in trace.spans if step.begin <= span[0] and span[1] <= step.end)
+        inside = sorted(
+            span for span in trace.spans if step.begin <= span[0] and span[1] <= step.end
+        )
         for begin, end, name in [(step.begin, step.end, ""), *inside]:
             at_begin = levels.before(begin)
             within = [total for _, total in levels.between(begin, end)] or [at_begin]
             highest = max(at_begin, *within)
-            result.append(Span(name, step.number, at_begin - base, highest - base, within[-1] - base))
+            result.append(
+                Span(name, step.number, at_begin - base, highest - base, within[-1] - base)
+            )
     return result
 
 
-def curve(path: Path) -> Optional[Curve]:
-    """Return the curve of the last complete step of a trace, or None if it has no memory events.  Raises TraceError."""
+def curve(path: Path) -> Curve | None:
+    """Return the curve of the last complete step of a trace, or None if it has no memory events.
+    Raises TraceError."""
     trace = reader.read(path)
     device = trace.fullest()
     steps = trace.steps
     if device is None or not steps:
         return None
-    cut_off = len(steps) > 1 and steps[-1].duration * FEW < median_high([step.duration for step in steps[:-1]])
+    cut_off = len(steps) > 1 and steps[-1].duration * FEW < median_high(
+        [step.duration for step in steps[:-1]]
+    )
     step = steps[-2 if cut_off else -1]
     levels = _Levels(trace, device)
     events = levels.between(step.begin, step.end)
     if not events:
         return None
-    base = levels.before(step.begin) if levels.moments[0] < step.begin else min(total for _, total in events)
-    stage_mb: Dict[str, float] = {}
+    base = (
+        levels.before(step.begin)
+        if levels.moments[0] < step.begin
+        else min(total for _, total in events)
+    )
+    stage_mb: dict[str, float] = {}
     for begin, end, label in trace.spans:
         if step.begin <= begin and end <= step.end:
             for _, total in levels.between(begin, end):
@@ -229,7 +256,11 @@ def curve(path: Path) -> Optional[Curve]:
     return Curve(trace.path.name, step.number, ms, mb, stage_mb)
 
 
-def rise(path: Path) -> Dict[reader.Device, int]:
-    """Return the bytes from the lowest to the highest count of each device.  The trace need not have steps; its counter
-    may start above zero, at the level at which the window before ended.  Raises TraceError."""
-    return {device: max(totals) - min(totals) for device, (_, totals) in reader.read(path).memory.items()}
+def rise(path: Path) -> dict[reader.Device, int]:
+    """Return the bytes from the lowest to the highest count of each device.  The trace need not
+    have steps; its counter may start above zero, at the level at which the window before ended.
+    Raises TraceError."""
+    return {
+        device: max(totals) - min(totals)
+        for device, (_, totals) in reader.read(path).memory.items()
+    }

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Check a transducer loss against the vectors beside this file.
 
-README.md says how the function is called: with numpy arrays, and it returns losses (N,) and their gradient.
+README.md says how the function is called: with numpy arrays, and it returns losses (N,) and their
+gradient.
 """
 
 import argparse
@@ -30,7 +31,8 @@ def cases(topology=None):
 
 
 def error(actual, expected):
-    """Return the largest difference over the largest right magnitude; infinite ones must be at the same places."""
+    """Return the largest difference over the largest right magnitude; infinite ones must be at the
+    same places."""
     actual, finite = np.asarray(actual, np.float64), np.isfinite(expected)
     if actual.shape != expected.shape or not np.array_equal(np.isfinite(actual), finite):
         return np.inf
@@ -42,26 +44,39 @@ def check(function, topology=None):
     """Return what is wrong, a line for each case and answer; [] for a right loss."""
     wrong = []
     for case in cases(topology):
-        given = [np.array(case[key]) for key in ("logits", "targets", "logit_lengths", "target_lengths")]
-        before, named = [array.copy() for array in given], {key: case[key] for key in ("blank", "topology", "upstream")}
+        given = [
+            np.array(case[key]) for key in ("logits", "targets", "logit_lengths", "target_lengths")
+        ]
+        before, named = (
+            [array.copy() for array in given],
+            {key: case[key] for key in ("blank", "topology", "upstream")},
+        )
         losses, gradient = function(*given, **named, **case["options"])
         dtype = str(np.asarray(losses).dtype)
         large = np.max(case["losses"], where=np.isfinite(case["losses"]), initial=0)
         allowed = TOLERANCE.get(dtype, 1e-2)
         errors = {"loss": (error(losses, case["losses"]), allowed)}
-        errors["gradient"] = (error(gradient, case["gradient"]), allowed + np.finfo(dtype).eps * large)
+        errors["gradient"] = (
+            error(gradient, case["gradient"]),
+            allowed + np.finfo(dtype).eps * large,
+        )
         errors["inputs"] = (0.0 if all(map(np.array_equal, before, given)) else np.inf, 0.0)
-        off = [f"{name} off by {size:.1e}" for name, (size, most) in errors.items() if not size <= most]
+        off = [
+            f"{name} off by {size:.1e}" for name, (size, most) in errors.items() if not size <= most
+        ]
         wrong += [f"{case['topology']} {case['name']}: {words}" for words in off]
     return wrong
 
 
 def main():
-    """Print what is wrong with the function that the command line names; exit with 1 then, with 2 if there is none."""
+    """Print what is wrong with the function that the command line names; exit with 1 then, with 2
+    if there is none."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("function", metavar="package.module:function")
     names = sorted({case["topology"] for case in cases()})
-    parser.add_argument("topology", nargs="?", choices=names, help="check the vectors of this lattice alone")
+    parser.add_argument(
+        "topology", nargs="?", choices=names, help="check the vectors of this lattice alone"
+    )
     given = parser.parse_args()
     sys.path.insert(0, os.getcwd())
     module, _, attribute = given.function.partition(":")

@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""Make the vectors anew: inputs, losses and gradients in float64, by the oracle that judges every implementation.
+"""Make the vectors anew: inputs, losses and gradients in float64, by the oracle that judges every
+implementation.
 
-Writes values.npy, one flat array of float64, and index.json, which says what is where.  The inputs are exact fractions;
-losses and gradients are rounded to 12 digits, so that every machine makes the same bits.
+Writes values.npy, one flat array of float64, and index.json, which says what is where.  The inputs
+are exact fractions; losses and gradients are rounded to 12 digits, so that every machine makes the
+same bits.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
@@ -25,16 +28,16 @@ from rnnt_bench.losses.topologies import TOPOLOGIES  # noqa: E402
 VERSION = 1
 V = 6
 #: Parameters of each topology, which the index has as options.
-OPTIONS: Dict[str, Dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "tdt": {"durations": [0, 1, 2, 3, 4], "sigma": 0.05},
     "multi-blank": {"durations": [2, 4], "sigma": 0.05},
     "delay-penalty": {"penalty": 0.1},
     "windowed": {"window": 3},
 }
-Shapes = Sequence[Tuple[int, int]]
-#: name -> (T, U) of the utterances and what differs from the usual case.  Larger batches come before smaller ones, and
-#: two have the same shape, for losses that keep something between calls.
-CASES: Dict[str, Tuple[Shapes, Dict[str, Any]]] = {
+Shapes = Sequence[tuple[int, int]]
+#: name -> (T, U) of the utterances and what differs from the usual case.  Larger batches come
+#: before smaller ones, and two have the same shape, for losses that keep something between calls.
+CASES: dict[str, tuple[Shapes, dict[str, Any]]] = {
     "long": ([(24, 10)], {}),
     "ragged": ([(9, 4), (6, 3), (8, 1)], {}),
     "the same shape again": ([(9, 4), (6, 3), (8, 1)], {}),
@@ -57,7 +60,7 @@ CASES: Dict[str, Tuple[Shapes, Dict[str, Any]]] = {
     "upstream gradients": ([(7, 3), (5, 2), (6, 1)], {"upstream": [2.0, -0.5, 0.0]}),
 }
 #: Further ones of topologies with durations, by what they change.
-OF_DURATIONS: Dict[str, Tuple[Shapes, Dict[str, Any]]] = {
+OF_DURATIONS: dict[str, tuple[Shapes, dict[str, Any]]] = {
     "durations without 0": ([(9, 4), (6, 3)], {"durations": [1, 2, 3, 4]}),
     "durations with gaps": ([(8, 4), (6, 3)], {"durations": [0, 2, 4]}),
     "one duration": ([(7, 3), (5, 2)], {"durations": [1]}),
@@ -67,7 +70,7 @@ OF_DURATIONS: Dict[str, Tuple[Shapes, Dict[str, Any]]] = {
 
 
 #: Of expected errors, whose rows are hypotheses: utterance_of and errors have a number for each.
-OF_HYPOTHESES: Dict[str, Tuple[Shapes, Dict[str, Any]]] = {
+OF_HYPOTHESES: dict[str, tuple[Shapes, dict[str, Any]]] = {
     "two utterances": (
         [(7, 3), (5, 2), (7, 2), (5, 3), (7, 0)],
         {"utterance_of": [0, 1, 0, 1, 0], "errors": [1, 2, 0, 3, 4]},
@@ -89,10 +92,10 @@ class Writer:
     """Collects arrays into one, and describes where each is."""
 
     def __init__(self) -> None:
-        self.parts: List[np.ndarray] = []
+        self.parts: list[np.ndarray] = []
         self.size = 0
 
-    def add(self, array: np.ndarray) -> Dict[str, Any]:
+    def add(self, array: np.ndarray) -> dict[str, Any]:
         """Return the offset and shape of an array."""
         where = {"offset": self.size, "shape": list(array.shape)}
         self.parts.append(array.astype(np.float64).ravel())
@@ -110,14 +113,21 @@ def fractions(count: int, stream: int) -> np.ndarray:
 
 def rounded(array: torch.Tensor) -> np.ndarray:
     """Return numbers with 12 digits."""
-    return np.array([float(f"{number:.12g}") for number in array.flatten().tolist()]).reshape(array.shape)
+    return np.array([float(f"{number:.12g}") for number in array.flatten().tolist()]).reshape(
+        array.shape
+    )
 
 
-def expected_errors(losses: torch.Tensor, utterance_of: List[int], errors: List[int]) -> torch.Tensor:
-    """Return the expected errors (utterances,) of each list of hypotheses, less the mean of its errors."""
+def expected_errors(
+    losses: torch.Tensor, utterance_of: list[int], errors: list[int]
+) -> torch.Tensor:
+    """Return the expected errors (utterances,) of each list of hypotheses, less the mean of its
+    errors."""
     of_utterances = []
     for n in range(max(utterance_of) + 1):
-        rows = [m for m, utterance in enumerate(utterance_of) if utterance == n and losses[m].isfinite()]
+        rows = [
+            m for m, utterance in enumerate(utterance_of) if utterance == n and losses[m].isfinite()
+        ]
         mean = np.mean([errors[m] for m, utterance in enumerate(utterance_of) if utterance == n])
         apart = torch.tensor([errors[m] - mean for m in rows], dtype=torch.float64)
         of_utterances.append(((-losses[rows]).softmax(0) * apart).sum())
@@ -132,23 +142,33 @@ def made(
     stream: int,
     blank: int = 0,
     scale: float = 3.0,
-    slack: Tuple[int, int] = (0, 0),
-    label: Optional[int] = None,
-    minus_inf: Optional[int] = None,
-    upstream: Optional[List[float]] = None,
+    slack: tuple[int, int] = (0, 0),
+    label: int | None = None,
+    minus_inf: int | None = None,
+    upstream: list[float] | None = None,
     **options: Any,
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
     """Return the entry of the index of one case, whose arrays go to `writer`."""
     options = {**OPTIONS.get(topology, {}), **options}
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    lattice = TOPOLOGIES["regular"] if topology == "mwer" else replace(TOPOLOGIES[topology], **values)
-    N, T, U = len(shapes), max(T for T, _ in shapes) + slack[0], max(U for _, U in shapes) + slack[1]
+    values = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in options.items()
+    }
+    lattice = (
+        TOPOLOGIES["regular"] if topology == "mwer" else replace(TOPOLOGIES[topology], **values)
+    )
+    N, T, U = (
+        len(shapes),
+        max(T for T, _ in shapes) + slack[0],
+        max(U for _, U in shapes) + slack[1],
+    )
     size = (N, T, U + 1, V + lattice.extra)
     logits = torch.from_numpy(scale * fractions(int(np.prod(size)), stream).reshape(size))
     if minus_inf is not None:
         logits[..., minus_inf] = -float("inf")
     symbols = [symbol for symbol in range(V) if symbol != blank]
-    targets = torch.tensor([[symbols[(n + 2 * u + u * u) % (V - 1)] for u in range(U)] for n in range(N)]).view(N, U)
+    targets = torch.tensor(
+        [[symbols[(n + 2 * u + u * u) % (V - 1)] for u in range(U)] for n in range(N)]
+    ).view(N, U)
     if label is not None:
         targets.fill_(label)
     leaf = logits.clone().requires_grad_()
@@ -178,12 +198,18 @@ def main(folder: Path = HERE) -> None:
     """Write values.npy and index.json into `folder`."""
     writer, entries = Writer(), []
     for number, topology in enumerate([*TOPOLOGIES, "mwer"]):
-        cases = OF_HYPOTHESES if topology == "mwer" else {**CASES, **(OF_DURATIONS if topology == "tdt" else {})}
+        cases = (
+            OF_HYPOTHESES
+            if topology == "mwer"
+            else {**CASES, **(OF_DURATIONS if topology == "tdt" else {})}
+        )
         for stream, (name, (shapes, changes)) in enumerate(cases.items()):
             entries.append(made(writer, topology, name, shapes, 100 * number + stream, **changes))
     np.save(folder / "values.npy", np.concatenate(writer.parts), allow_pickle=False)
     index = {"version": VERSION, "symbols": V, "cases": entries}
-    (folder / "index.json").write_text(json.dumps(index, separators=(",", ":")) + "\n", encoding="utf-8")
+    (folder / "index.json").write_text(
+        json.dumps(index, separators=(",", ":")) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

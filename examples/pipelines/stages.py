@@ -1,11 +1,14 @@
-"""Small models with random weights for the shipped pipelines: what each kind of speech system does, in its shape.
+"""Small models with random weights for the shipped pipelines: what each kind of speech system does,
+in its shape.
 
-Random weights never end a sentence, so the length of what is generated is a share of the length of the source.
+Random weights never end a sentence, so the length of what is generated is a share of the length of
+the source.
 """
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Tuple, TypedDict
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 import torch
 from torch import nn
@@ -19,7 +22,8 @@ SAMPLE_RATE = 16000
 class Generator(nn.Module):
     """A Transformer from audio or tokens to tokens, which are chosen greedily one after the other.
 
-    ratio: tokens generated for each frame or token of the source; stride: mel frames of a frame of audio.
+    ratio: tokens generated for each frame or token of the source; stride: mel frames of a frame of
+    audio.
     """
 
     def __init__(
@@ -35,10 +39,18 @@ class Generator(nn.Module):
     ):
         super().__init__()
         self.ratio, self.stride = ratio, stride
-        self.mel = MelSpectrogram(SAMPLE_RATE, n_fft=400, hop_length=160, n_mels=80) if source == "audio" else None
-        self.source = nn.Linear(80 * stride, dim) if source == "audio" else nn.Embedding(vocab_size, dim)
+        self.mel = (
+            MelSpectrogram(SAMPLE_RATE, n_fft=400, hop_length=160, n_mels=80)
+            if source == "audio"
+            else None
+        )
+        self.source = (
+            nn.Linear(80 * stride, dim) if source == "audio" else nn.Embedding(vocab_size, dim)
+        )
         self.target, self.output = nn.Embedding(target_size, dim), nn.Linear(dim, target_size)
-        self.transformer = nn.Transformer(dim, heads, layers, layers, 4 * dim, dropout=0.0, batch_first=True)
+        self.transformer = nn.Transformer(
+            dim, heads, layers, layers, 4 * dim, dropout=0.0, batch_first=True
+        )
 
     def forward(self, source: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Return tokens (1, length) of a source (1, samples) or (1, tokens)."""
@@ -68,24 +80,39 @@ class Speech(TypedDict):
 class Vocoder(nn.Module):
     """Tokens or units to a waveform: `upsampling` samples for each, by transposed convolutions."""
 
-    def __init__(self, vocab_size: int = 256, channels: int = 128, upsampling: Tuple[int, ...] = (8, 8, 5, 4)):
+    def __init__(
+        self, vocab_size: int = 256, channels: int = 128, upsampling: tuple[int, ...] = (8, 8, 5, 4)
+    ):
         super().__init__()
         self.units = nn.Embedding(vocab_size, channels)
         layers = []
         for factor in upsampling:
-            layers += [nn.ConvTranspose1d(channels, channels // 2, 2 * factor, factor, factor // 2), nn.LeakyReLU(0.1)]
+            layers += [
+                nn.ConvTranspose1d(channels, channels // 2, 2 * factor, factor, factor // 2),
+                nn.LeakyReLU(0.1),
+            ]
             channels //= 2
         self.layers = nn.Sequential(*layers, nn.Conv1d(channels, 1, 7, padding=3), nn.Tanh())
 
     def forward(self, units: torch.Tensor) -> Speech:
         """Return the speech of units (1, units)."""
-        return {"waveform": self.layers(self.units(units).transpose(1, 2))[:, 0], "sample_rate": SAMPLE_RATE}
+        return {
+            "waveform": self.layers(self.units(units).transpose(1, 2))[:, 0],
+            "sample_rate": SAMPLE_RATE,
+        }
 
 
 class TextToSpeech(nn.Module):
     """Tokens, each of them held for `duration` units, a Transformer over these, and a vocoder."""
 
-    def __init__(self, vocab_size: int = 256, dim: int = 128, heads: int = 4, layers: int = 3, duration: int = 4):
+    def __init__(
+        self,
+        vocab_size: int = 256,
+        dim: int = 128,
+        heads: int = 4,
+        layers: int = 3,
+        duration: int = 4,
+    ):
         super().__init__()
         self.duration, self.tokens = duration, nn.Embedding(vocab_size, dim)
         layer = nn.TransformerEncoderLayer(dim, heads, 4 * dim, dropout=0.0, batch_first=True)
@@ -102,14 +129,18 @@ class SpeechToSpeech(nn.Module):
 
     def __init__(self, units: int = 256, ratio: float = 1.0, **sizes: Any):
         super().__init__()
-        self.generator, self.vocoder = Generator("audio", target_size=units, ratio=ratio, **sizes), Vocoder(units)
+        self.generator, self.vocoder = (
+            Generator("audio", target_size=units, ratio=ratio, **sizes),
+            Vocoder(units),
+        )
 
     def forward(self, source: torch.Tensor, lengths: torch.Tensor) -> Speech:
         return self.vocoder(self.generator(source, lengths))
 
 
-def text_of(example: Mapping[str, Any]) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Build the inputs of a stage that takes text: the example's own, or as many as are spoken in its audio."""
+def text_of(example: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Build the inputs of a stage that takes text: the example's own, or as many as are spoken in
+    its audio."""
     if not example["src_tokens"].is_floating_point():
         return example["src_tokens"], example["src_lengths"]
     seconds = int(example["src_lengths"].max()) / SAMPLE_RATE
@@ -117,6 +148,6 @@ def text_of(example: Mapping[str, Any]) -> Tuple[torch.Tensor, torch.Tensor]:
     return (torch.arange(count) * 7 % 256)[None], torch.tensor([count])
 
 
-def with_lengths(tokens: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+def with_lengths(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Convert tokens (1, length) for a stage that takes tokens and their lengths."""
     return tokens, torch.tensor([tokens.shape[1]])

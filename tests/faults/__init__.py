@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from typing import Collection
+from collections.abc import Collection
 
 #: Exit codes of a command that came to its end: done, some row failed, bad input.
 CODES = (0, 1, 2)

@@ -14,17 +14,17 @@ import shutil
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any
 
 from commands import pass_on_no_ignored_signals
-
 from faults import Broken, files, processes
 
-KINDS: Dict[str, Tuple[Callable[[int, Path], Any], int]] = {**processes.KINDS, **files.KINDS}
+KINDS: dict[str, tuple[Callable[[int, Path], Any], int]] = {**processes.KINDS, **files.KINDS}
 
 
-def broken_by(kind: str, seed: int) -> Optional[str]:
+def broken_by(kind: str, seed: int) -> str | None:
     """Let one fault happen; None where everything holds, else what does not."""
     folder = Path(tempfile.mkdtemp(prefix=f"{kind}-{seed}-"))
     try:
@@ -38,7 +38,7 @@ def broken_by(kind: str, seed: int) -> Optional[str]:
     return None
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="make faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -5,17 +5,17 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from typing import Any, List, Tuple
+from typing import Any
 
 #: What a value becomes: other types, numbers that are none, text that a page or a terminal obeys.
-VALUES: List[Any] = [None, True, 0, -1, 2**63, 10**400, 0.5, 1e300, float("nan"), float("inf"), "", "2026", "\x1b[2J"]
+VALUES: list[Any] = [None, True, 0, -1, 2**63, 10**400, 0.5, 1e300, float("nan"), float("inf"), "", "2026", "\x1b[2J"]
 VALUES += ["<script>alert(1)</script>", "\ud800", "\x00", "9" * 5000, "../../etc/passwd"]
 VALUES += [[], {}, ["a"], {"a": 1}, [None], {"record": "run"}, [1, "a", {}]]
 #: What a line becomes.
 LINES = [b"", b"{}", b"[]", b"null", b"nonsense", b"\xff\xfe", b'{"a":' * 5000 + b"1" + b"}" * 5000]
 
 
-def mutated(content: bytes, chance: random.Random) -> Tuple[bytes, List[bytes]]:
+def mutated(content: bytes, chance: random.Random) -> tuple[bytes, list[bytes]]:
     """Return the damaged content, and the lines of the content that are whole in it, wherever they stand."""
     packed = content[:2] == b"\x1f\x8b"
     plain = gzip.decompress(content) if packed else content

@@ -10,18 +10,18 @@ import random
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
-from commands import command, read, within
-from fixtures_runs import MIB, correctness, kineto, memory, span, steps, timing, traced_run, write_run
-from fixtures_runs import allocation as allocated
-
-from faults import check, require
-from faults.damage import mutated
 from rnnt_bench.core import settings
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.files import ROOT
 from rnnt_bench.records import run, schema, store
+
+from commands import command, read, within
+from faults import check, require
+from faults.damage import mutated
+from fixtures_runs import MIB, correctness, kineto, memory, span, steps, timing, traced_run, write_run
+from fixtures_runs import allocation as allocated
 
 #: Seconds that one command may take with one damaged file.
 LONGEST = 60
@@ -29,7 +29,7 @@ LONGEST = 60
 COMMITTED = ROOT / "results" / "2026-11-27-amd-epyc-2-cores-tdt"
 #: Commands that read a log folder: a new one is a line.  {log}: the damaged folder; {whole}: one that is not; {out}: an
 #: empty folder.
-READERS: Tuple[Tuple[str, ...], ...] = (
+READERS: tuple[tuple[str, ...], ...] = (
     ("summarize.py", "{log}"),
     ("summarize.py", "{log}", "--all-runs", "--format", "csv"),
     ("summarize.py", "{log}", "--all-runs", "--format", "markdown"),
@@ -45,7 +45,7 @@ class Hung(BaseException):
 
 
 @functools.lru_cache(maxsize=1)
-def whole() -> Tuple[Path, List[Dict[str, Any]]]:
+def whole() -> tuple[Path, list[dict[str, Any]]]:
     """Return the undamaged log folder of this process, and its rows."""
     log = Path(tempfile.mkdtemp(prefix="whole-")) / "log"
     window = kineto([*steps([100, 300]), span("loss", 1010, 20), allocated(1, 4 * MIB), allocated(1200, 2 * MIB)])
@@ -56,13 +56,13 @@ def whole() -> Tuple[Path, List[Dict[str, Any]]]:
     return log, rows_of(log)
 
 
-def rows_of(log: Path) -> List[Dict[str, Any]]:
+def rows_of(log: Path) -> list[dict[str, Any]]:
     done = read(command("summarize.py", log, "--all-runs", "--format", "json"))
     check(done)
     return json.loads(done.stdout) if done.stdout else []
 
 
-def told(row: Dict[str, Any], log: Path) -> str:
+def told(row: dict[str, Any], log: Path) -> str:
     """Return what a row says of its own run alone."""
     keys = ("name", "status", "step_ms", "loss_ms", "loss_error", "peak_memory_mb")
     return json.dumps([str(row["log_dir"]).replace(str(log), ""), *(row.get(key) for key in keys)])

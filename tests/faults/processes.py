@@ -13,11 +13,11 @@ import subprocess
 import tempfile
 import time
 import uuid
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, Collection, Dict, Iterator, List, Set, Tuple
+from typing import Any
 
 from commands import ROOT, command, own_loss, piped, read
-
 from faults import CODES, check, require
 
 BENCHMARK = "--only reference --in-place --preset quick --limits false --max-seconds 0.05".split()
@@ -105,7 +105,7 @@ class Workspace:
             self.table = json.dumps([{key: row[key] for key in TOLD if key in row} for row in rows], indent=1)
         return done
 
-    def left(self) -> List[str]:
+    def left(self) -> list[str]:
         """Return the command lines of its processes that still run."""
         processes = []
         for entry in Path("/proc").glob("[0-9]*"):
@@ -123,7 +123,7 @@ class Workspace:
         hidden = [path.name for path in self.log.rglob(".*")] if scratch and self.log.exists() else []
         require(not files and not hidden, f"files are left: {files + hidden}")
 
-    def rows(self) -> Dict[str, Tuple[Any, ...]]:
+    def rows(self) -> dict[str, tuple[Any, ...]]:
         """Return what the table says, without what another measurement changes."""
         done = read(command("summarize.py", self.log, "--format", "json"))
         check(done)
@@ -148,7 +148,7 @@ class Workspace:
     def told(self) -> Any:
         return self.rows() if self.tool == "run" else self.table
 
-    def files(self) -> Set[str]:
+    def files(self) -> set[str]:
         names = {path.name for path in self.log.rglob("[!.]*") if path.is_file()}
         return {name for name in names if "trace" not in name}  # which are named by time
 
@@ -165,7 +165,7 @@ def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
 
 
 @functools.cache
-def undisturbed(tool: str = "run") -> Tuple[Any, float, Set[str]]:
+def undisturbed(tool: str = "run") -> tuple[Any, float, set[str]]:
     """Return (the table of a command that no fault met, its seconds, the names of its files)."""
     workspace, since = Workspace(Path(tempfile.mkdtemp(prefix="undisturbed-")), tool), time.monotonic()
     check(workspace.run(), (0,))
@@ -221,7 +221,7 @@ def _limit(kind: int, size: int) -> None:
 
 
 #: Limits of a command that measures: (a resource, or a variable of its environment, the least, the most).
-LIMITS: Tuple[Tuple[Any, int, int], ...] = (
+LIMITS: tuple[tuple[Any, int, int], ...] = (
     (resource.RLIMIT_AS, 300 * 2**20, 1000 * 2**20),
     (resource.RLIMIT_AS, 1000 * 2**20, 4000 * 2**20),
     (resource.RLIMIT_NOFILE, 7, 30),
@@ -235,7 +235,7 @@ def limits(seed: int, folder: Path) -> None:
     chance, (kind, least, most) = random.Random(f"limits {seed}"), LIMITS[seed % len(LIMITS)]
     size, workspace = chance.randint(least, most), Workspace(folder)
     with contextlib.ExitStack() as stack:
-        options: Dict[str, Any] = {"preexec_fn": lambda: _limit(kind, size)}
+        options: dict[str, Any] = {"preexec_fn": lambda: _limit(kind, size)}
         if kind == "TMPDIR":
             mounted = stack.enter_context(small_disk(folder / "small", size))
             options = {"env": {"TMPDIR": str(folder / ("small" if mounted else "nowhere"))}}
@@ -250,7 +250,7 @@ def limits(seed: int, folder: Path) -> None:
 #: Ends a loop over descriptors that are not the loss's, as after a double close in C.
 OTHERS = "\n    for number in range(3, 20):\n        try: os.{}\n        except OSError: pass"
 #: What the loss of a stranger does at its first call, and the statuses that its row may have.
-ADAPTERS: Tuple[Tuple[str, Collection[str]], ...] = (
+ADAPTERS: tuple[tuple[str, Collection[str]], ...] = (
     ("import os" + OTHERS.format("write(number, b'7\\n')"), ["error"]),
     ("import os" + OTHERS.format("close(number)"), ["error"]),
     ("from rnnt_bench.core.errors import UserError\n    raise UserError('mine')", ["error"]),

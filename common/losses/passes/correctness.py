@@ -1,26 +1,31 @@
 """Judge loss and gradient against the float64 oracle: the correctness pass.
 
-All questions of `core/questions.py` that a run asks, on small batches, in both scopes: the gradient of what the loss is
-given, and the step's gradients of encoder_out, decoder_out and every weight.  A pruned loss is judged with its range
-widened to all of U, where it must be exact; the record also has its gap to the exact loss at the run's own range.  A
-loss that passes is then judged on a measured batch and on one as long as the longest of the shape file.
+All questions of `core/questions.py` that a run asks, on small batches, in both scopes: the gradient
+of what the loss is given, and the step's gradients of encoder_out, decoder_out and every weight.  A
+pruned loss is judged with its range widened to all of U, where it must be exact; the record also
+has its gap to the exact loss at the run's own range.  A loss that passes is then judged on a
+measured batch and on one as long as the longest of the shape file.
 
-The measured batch has the run's own N, T, U and V.  It shows errors that only a large batch has: an index that
-overflows, a block that is left out, sums that lose their digits, results kept from other numbers of the same shape.
+The measured batch has the run's own N, T, U and V.  It shows errors that only a large batch has: an
+index that overflows, a block that is left out, sums that lose their digits, results kept from other
+numbers of the same shape.
 
-A row of the same code as another one of the run (`same_as`), under another library of products or cut in pieces, is
-asked the first question and the measured batch, in the scopes that are measured: the other answers the rest for both.
+A row of the same code as another one of the run (`same_as`), under another library of products or
+cut in pieces, is asked the first question and the measured batch, in the scopes that are measured:
+the other answers the rest for both.
 
-A case that fails is asked again in a fork that has asked nothing before: a loss that is right there keeps something
-from an earlier call.  One that fails by little in float32, and is right in float64, is not wrong, but imprecise.
+A case that fails is asked again in a fork that has asked nothing before: a loss that is right there
+keeps something from an earlier call.  One that fails by little in float32, and is right in float64,
+is not wrong, but imprecise.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,26 +50,33 @@ FORK_SECONDS = 60.0
 
 
 class Checked(NamedTuple):
-    """The largest relative errors of a loss over several questions, each with what was allowed of it."""
+    """The largest relative errors of a loss over several questions, each with what was allowed of
+    it."""
 
-    loss: Tuple[float, float] = (0.0, 0.0)  # over the questions with plain logits
-    gradient: Tuple[float, float] = (0.0, 0.0)  # likewise
-    slope: Tuple[float, float] = (0.0, 0.0)  # the largest difference of a factor from 1, where rounding is small
+    loss: tuple[float, float] = (0.0, 0.0)  # over the questions with plain logits
+    gradient: tuple[float, float] = (0.0, 0.0)  # likewise
+    # the largest difference of a factor from 1, where rounding is small
+    slope: tuple[float, float] = (0.0, 0.0)
     wrong: str = ""  # what is wrong in words
-    question: Optional[Question] = None  # the one that failed
-    imprecise: Optional[float] = None  # the largest error that only float64 shows to be rounding
+    question: Question | None = None  # the one that failed
+    imprecise: float | None = None  # the largest error that only float64 shows to be rounding
 
 
 def check(
-    adapter: Adapter, device: torch.device, dtype: torch.dtype, asked: Optional[Sequence[Question]] = None
+    adapter: Adapter,
+    device: torch.device,
+    dtype: torch.dtype,
+    asked: Sequence[Question] | None = None,
 ) -> Checked:
     """Return the errors over all questions and scopes, and what is wrong in the first that fails.
 
     One of a single utterance comes before one of a batch, since it tells its author more.
     """
     losses, gradients, slopes, imprecise = [], [], [], []
-    wrong: List[Tuple[bool, Question, str]] = []
-    for question, answer in questions.answers(adapter, device, dtype, asked or list(questions.small(adapter))):
+    wrong: list[tuple[bool, Question, str]] = []
+    for question, answer in questions.answers(
+        adapter, device, dtype, asked or list(questions.small(adapter))
+    ):
         limits = answer.allowed(adapter, adapter.settings.dtype)
         judged = judge(answer, limits)
         failed = [line for line in judged if not line.error <= line.most]
@@ -83,8 +95,11 @@ def check(
             fitting = usual_mistakes(adapter, question, device, dtype)
             line = words.of_small(question.shapes, answer, judged, fitting)
             single = len(question.shapes) > 1
-            wrong.append((single, question, f"with {question.title}: {line}" if question.title else line))
-    worst = min(wrong, key=lambda failure: failure[0]) if wrong else None  # min keeps the first of equals
+            wrong.append(
+                (single, question, f"with {question.title}: {line}" if question.title else line)
+            )
+    # min keeps the first of equals
+    worst = min(wrong, key=lambda failure: failure[0]) if wrong else None
     return Checked(
         loss=max(losses, default=(0.0, 0.0)),
         gradient=max(gradients, default=(0.0, 0.0)),
@@ -103,8 +118,11 @@ def right_in_float64(adapter: Adapter, device: torch.device, question: Question)
     return not check(double, device, torch.float64, [question]).wrong
 
 
-def usual_mistakes(adapter: Adapter, question: Question, device: torch.device, dtype: torch.dtype) -> Dict[str, float]:
-    """Return the loss with each usual mistake, by its words; none where several losses are summed or scaled."""
+def usual_mistakes(
+    adapter: Adapter, question: Question, device: torch.device, dtype: torch.dtype
+) -> dict[str, float]:
+    """Return the loss with each usual mistake, by its words; none where several losses are summed
+    or scaled."""
     if question.upstream or question.largest:
         return {}
     wide, model, (batch,) = questions.given(adapter, question, device, dtype)
@@ -113,7 +131,8 @@ def usual_mistakes(adapter: Adapter, question: Question, device: torch.device, d
 
 
 def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float32") -> str:
-    """Return what is wrong with a function in words, "" if it is right; it is called in this process and may raise."""
+    """Return what is wrong with a function in words, "" if it is right; it is called in this
+    process and may raise."""
 
     class Given(OfFunction):
         name = getattr(loss, "__name__", "") or "loss"
@@ -124,27 +143,30 @@ def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float3
     return check(adapter, torch.device(device), getattr(torch, dtype)).wrong
 
 
-def answer_at_size(context, index: int) -> Tuple[Answer, List[str]]:
+def answer_at_size(context, index: int) -> tuple[Answer, list[str]]:
     """Return the answer about a batch in all scopes, and what has other bits than before.
 
-    It comes after steps on these and on other numbers of the same shapes; a loss that loops in Python, or a row of the
-    same code as another, takes one step alone, in the latter case in the scopes that are measured."""
+    It comes after steps on these and on other numbers of the same shapes; a loss that loops in
+    Python, or a row of the same code as another, takes one step alone, in the latter case in the
+    scopes that are measured."""
     layout, errors = layouts.of(context.adapter), Errors(context.adapter)
-    result: Optional[Answer] = None
-    differing: List[str] = []
+    result: Answer | None = None
+    differing: list[str] = []
     for scope in context.settings.scopes if context.same_as else layout.scopes:
 
-        def ready(repeat: int = 0, scope: str = scope) -> Tuple[Any, List[Any]]:
+        def ready(repeat: int = 0, scope: str = scope) -> tuple[Any, list[Any]]:
             return context.model, [context.step(scope, index, repeat)]
 
-        earlier: Dict[str, bytes] = {}
+        earlier: dict[str, bytes] = {}
         for repeat in () if context.loops_in_python or context.same_as else (1, 0, 1):
             (step,) = ready(repeat)[1]
             taken = {"loss": step.run(), **step.gradients()}
             if repeat == 0:
                 earlier = fingerprints(taken)
             del step, taken
-        answer = ask(context.adapter, *ready(), scope, ready, errors=errors, in_float32=result is None)
+        answer = ask(
+            context.adapter, *ready(), scope, ready, errors=errors, in_float32=result is None
+        )
         if result is None:
             result, differing = answer, changed(earlier, answer.given)
         else:
@@ -156,19 +178,25 @@ def answer_at_size(context, index: int) -> Tuple[Answer, List[str]]:
     return result, differing
 
 
-def check_at_size(context, places: float = rounding.PLACES, imprecise: bool = False) -> Tuple[AtSize, str]:
-    """Judge the measured batch with the most padded cells, that with the fewest if the loss loops over cells in Python;
-    return its errors, and what is wrong in words.
+def check_at_size(
+    context, places: float = rounding.PLACES, imprecise: bool = False
+) -> tuple[AtSize, str]:
+    """Judge the measured batch with the most padded cells, that with the fewest if the loss loops
+    over cells in Python; return its errors, and what is wrong in words.
 
-    An error that only rounding explains which is large beside sums that cancel is not wrong, but ``imprecise``.
+    An error that only rounding explains which is large beside sums that cancel is not wrong, but
+    ``imprecise``.
 
     Args:
-        places: units in the last place that sums as large as the loss may lose, see `rounding.allowed`.
+        places: units in the last place that sums as large as the loss may lose, see
+          `rounding.allowed`.
         imprecise: whether the loss is right on small batches in float64 alone.
     """
     adapter, dtype = context.adapter, context.settings.dtype
     measured = context.all_batches, context.batches
-    index = batching.lightest(*measured) if context.loops_in_python else batching.heaviest(*measured)[0]
+    index = (
+        batching.lightest(*measured) if context.loops_in_python else batching.heaviest(*measured)[0]
+    )
     answer, differing = answer_at_size(context, index)
     limits = answer.allowed(adapter, dtype, places)
     limits = limits.imprecise() if imprecise else limits
@@ -192,7 +220,9 @@ def check_at_size(context, places: float = rounding.PLACES, imprecise: bool = Fa
         ok=not wrong and not answer.overwritten,
     )
     if result.ok:
-        result.imprecise = max((line.error for line in judged if line.error > line.precise), default=None)
+        result.imprecise = max(
+            (line.error for line in judged if line.error > line.precise), default=None
+        )
         return result, ""
     return result, f"({words.sizes(answer.shapes)}): {words.at_size(answer, judged)}"
 
@@ -201,26 +231,38 @@ def check_at_size(context, places: float = rounding.PLACES, imprecise: bool = Fa
 GAP_UTTERANCES = 20
 #: Nats; a difference between smaller losses is rounding.
 SMALLEST_LOSS = 1e-6
-#: Targets of a batch as long as the longest of the file, where no measured one is: few, so that it takes little.
+#: Targets of a batch as long as the longest of the file, where no measured one is: few, so that it
+#: takes little.
 LONG_U = 4
 
 
-def approximation_gap(context) -> Optional[float]:
-    """Return the median (loss - exact loss) / exact loss of a pruned loss over some of the run's utterances.
+def approximation_gap(context) -> float | None:
+    """Return the median (loss - exact loss) / exact loss of a pruned loss over some of the run's
+    utterances.
 
-    Each alone and in float64: it is the gap of the method and not of the dtype.  None if the exact losses are almost 0.
+    Each alone and in float64: it is the gap of the method and not of the dtype.  None if the exact
+    losses are almost 0.
     """
     adapter, double = context.adapter, replace(context, dtype=torch.float64)
     layout = layouts.of(adapter)
     model, gaps = layout.model(context.device, torch.float64), []
-    every = [(batch, n) for batch in context.batches for n, (_, U) in enumerate(context.all_batches[batch]) if U > 0]
+    every = [
+        (batch, n)
+        for batch in context.batches
+        for n, (_, U) in enumerate(context.all_batches[batch])
+        if U > 0
+    ]
     for batch, n in every[:: math.ceil(len(every) / GAP_UTTERANCES) or 1]:
         alone = questions.alone(double.make_batch(batch), n)
         prepared = adapter.prepare(alone)
         with torch.no_grad():
             loss = float(layout.loss(layout.given(model, alone, prepared), alone, prepared))
             logits = model.logits(alone)
-            exact = float(oracle.losses(logits, alone.targets, alone.shapes, adapter.blank, adapter.lattice).sum())
+            exact = float(
+                oracle.losses(
+                    logits, alone.targets, alone.shapes, adapter.blank, adapter.lattice
+                ).sum()
+            )
         if exact > SMALLEST_LOSS:
             gaps.append(finite((loss - exact) / exact))
     return statistics.median(gaps) if gaps else None
@@ -229,13 +271,18 @@ def approximation_gap(context) -> Optional[float]:
 def check_long(context, imprecise: bool) -> str:
     """Judge a batch as long as the longest of the file; return what is wrong in words."""
     T = int(context.all_batches.longest().max())
-    long = batching.fixed_size(np.array([(T, LONG_U), (T - 1, LONG_U - 1), (T // 2, LONG_U - 2)]), 3)
+    long = batching.fixed_size(
+        np.array([(T, LONG_U), (T - 1, LONG_U - 1), (T // 2, LONG_U - 2)]), 3
+    )
     places = rounding.PLACES + T // rounding.FRAMES_A_PLACE
-    return check_at_size(replace(context, all_batches=long, batches=[0]), places=places, imprecise=imprecise)[1]
+    return check_at_size(
+        replace(context, all_batches=long, batches=[0]), places=places, imprecise=imprecise
+    )[1]
 
 
 def run(context) -> Iterator[Correctness]:
-    """Yield one ``correctness`` record of a subject.Context; raise WrongResult, in words, after one that is not ok."""
+    """Yield one ``correctness`` record of a subject.Context; raise WrongResult, in words, after one
+    that is not ok."""
     adapter, device, dtype = context.adapter, context.device, context.dtype
     layout, tolerance = layouts.of(adapter), rounding.PRECISIONS[context.settings.dtype].error
 
@@ -244,14 +291,16 @@ def run(context) -> Iterator[Correctness]:
         return check(adapter, device, dtype, [question]).wrong
 
     with Fork(asked_first, possible=device.type == "cpu") as fork:
-        small = check(adapter, device, dtype, [questions.first(adapter)] if context.same_as else None)
+        small = check(
+            adapter, device, dtype, [questions.first(adapter)] if context.same_as else None
+        )
         wrong = small.wrong
         if small.question and fork.ask(small.question, FORK_SECONDS) == "":
             wrong = f"right when asked first: it keeps something from an earlier call; {wrong}"
     gap = approximation_gap(context) if layout.approximate else None
-    at_its_size: Optional[AtSize] = None
-    differing: List[str] = []
-    reached: List[str] = []
+    at_its_size: AtSize | None = None
+    differing: list[str] = []
+    reached: list[str] = []
     if not wrong and not adapter.simulated:  # a simulator would take hours
         at_its_size, wrong = check_at_size(context, imprecise=small.imprecise is not None)
         wrong = wrong and f"on a measured batch {wrong}"

@@ -1,21 +1,24 @@
-"""Time forward and forward+backward of both scopes, without a profiler, in a process for each round: the timing pass.
+"""Time forward and forward+backward of both scopes, without a profiler, in a process for each
+round: the timing pass.
 
-Leaves are made anew for every sample, untimed.  Every sample is kept, warm-up samples too (marked), with the load of
-other processes beside it.
+Leaves are made anew for every sample, untimed.  Every sample is kept, warm-up samples too (marked),
+with the load of other processes beside it.
 
-- CPU: perf_counter_ns at both ends.  The warm-up is on the batches that take most memory: else the first larger batch
-  would pay for new pages and take up to twice its time.  With --allocator reuse the heap then gets as much again in one
-  piece, since smaller steps split what was free.
-- CUDA: events and wall time, synchronised at both ends, and a warm-up on each batch: its kernels, its sizes in the
-  allocator.  All inputs are on the device before the first sample, or it would idle in between and lower its clocks.
+- CPU: perf_counter_ns at both ends.  The warm-up is on the batches that take most memory: else the
+  first larger batch would pay for new pages and take up to twice its time.  With --allocator reuse
+  the heap then gets as much again in one piece, since smaller steps split what was free.
+- CUDA: events and wall time, synchronised at both ends, and a warm-up on each batch: its kernels,
+  its sizes in the allocator.  All inputs are on the device before the first sample, or it would
+  idle in between and lower its clocks.
 
-After the last sample the loss is judged again (after_timing.py): one that is wrong then has no times.
+After the last sample the loss is judged again (after_timing.py): one that is wrong then has no
+times.
 """
 
 from __future__ import annotations
 
 import gc
-from typing import Dict, Iterator, List, Optional, Tuple, Union
+from collections.abc import Iterator
 
 import torch
 
@@ -29,7 +32,8 @@ from rnnt_bench.losses.step import LossStep, changed, fingerprints
 from rnnt_bench.records.schema import Sample, Stop
 from rnnt_bench.system import memory
 
-#: On a CPU the loss alone is timed on one in BATCHES_FOR_A_LOSS batches of a round, for a small share of a step's time
+#: On a CPU the loss alone is timed on one in BATCHES_FOR_A_LOSS batches of a round, for a small
+#: share of a step's time
 #: cap: making its logits takes the joiner's time, which no sample shows.
 BATCHES_FOR_A_LOSS = 3
 LOSS_SHARE_OF_SECONDS = 0.05
@@ -42,9 +46,11 @@ class OfScope:
 
     def __init__(self, context, clock: Clock, scope: str):
         self.context, self.clock, self.scope = context, clock, scope
-        self.taken: Dict[int, Taken] = {}
-        self.latest: List[Tuple[int, LossStep]] = []  # the step of the last sample, which the next one drops first
-        self.count, self.level = 0, 0  # samples; bytes in use once each batch and LEAST_KEPT samples were measured
+        self.taken: dict[int, Taken] = {}
+        # the step of the last sample, which the next one drops first
+        self.latest: list[tuple[int, LossStep]] = []
+        # samples; bytes in use once each batch and LEAST_KEPT samples were measured
+        self.count, self.level = 0, 0
 
     def sample(self, batch: int, repeat: int, warmup: bool) -> Sample:
         """Return a sample; arguments as of sampling.Sampler."""
@@ -53,18 +59,25 @@ class OfScope:
             if self.count == max(LEAST_KEPT, len(self.taken)):
                 self.level = in_use(self.context.device)
             self.count += 1
-        numbers = 4 * repeat + 2 * warmup + (self.scope == "step")  # its own: a loss must not know an answer before
+        # its own: a loss must not know an answer before
+        numbers = 4 * repeat + 2 * warmup + (self.scope == "step")
         step = self.context.step(self.scope, batch, numbers)
         timed, loss = time_step(step, self.clock, read=float)
         self.latest.append((batch, step))
         if not warmup:
             self.taken[batch] = Taken(numbers, loss, getattr(step.prepared, "ranges", None))
-        of = {"scope": self.scope, "round": self.context.round, "batch": batch, "repeat": repeat, "warmup": warmup}
+        of = {
+            "scope": self.scope,
+            "round": self.context.round,
+            "batch": batch,
+            "repeat": repeat,
+            "warmup": warmup,
+        }
         return Sample(**of, loss=finite(loss), **timed)
 
-    def kept(self) -> Optional[int]:
-        """Return how many bytes more are in use after each further sample, once the last step is dropped; None where
-        there were too few samples to tell, or the system does not."""
+    def kept(self) -> int | None:
+        """Return how many bytes more are in use after each further sample, once the last step is
+        dropped; None where there were too few samples to tell, or the system does not."""
         self.latest.clear()
         further = self.count - max(LEAST_KEPT, len(self.taken))
         if further < LEAST_KEPT or not self.level:
@@ -73,22 +86,31 @@ class OfScope:
 
 
 def in_use(where: torch.device) -> int:
-    """Return the bytes that torch has on this GPU, or malloc in this process; 0 where the C library does not tell."""
+    """Return the bytes that torch has on this GPU, or malloc in this process; 0 where the C library
+    does not tell."""
     gc.collect()
-    return torch.cuda.memory_allocated(where) if where.type == "cuda" else memory.allocated_bytes()[0]
+    return (
+        torch.cuda.memory_allocated(where) if where.type == "cuda" else memory.allocated_bytes()[0]
+    )
 
 
-def run(context) -> Iterator[Union[Sample, Stop]]:
-    """Yield the ``sample`` records of every scope, then their ``stop`` records; raise WrongResult if a loss was wrong.
+def run(context) -> Iterator[Sample | Stop]:
+    """Yield the ``sample`` records of every scope, then their ``stop`` records; raise WrongResult
+    if a loss was wrong.
 
-    Rounds differ in the order of scopes.  If they have batches of their own on a CPU, each measures the step, which
-    also warms up the loss, and then the loss alone on some of its batches.  A loss that loops in Python needs no
-    warm-up and takes seconds: only the lightest batch of the first round is measured.
+    Rounds differ in the order of scopes.  If they have batches of their own on a CPU, each measures
+    the step, which also warms up the loss, and then the loss alone on some of its batches.  A loss
+    that loops in Python needs no warm-up and takes seconds: only the lightest batch of the first
+    round is measured.
     """
     settings, clock = context.settings, Clock(context.device, context.settings.l2 == "cold")
     if clock.cuda:
         context.hold_inputs(context.batches)
-    differing, number, threads = settings.own_batches, context.round or 1, device.host_threads(context.device)
+    differing, number, threads = (
+        settings.own_batches,
+        context.round or 1,
+        device.host_threads(context.device),
+    )
     if differing and context.loops_in_python and number > 1:
         return
     batches, warm_up = context.batches, context.batches
@@ -100,13 +122,15 @@ def run(context) -> Iterator[Union[Sample, Stop]]:
     scopes = list(settings.scopes)
     weights = dict(context.model.named_parameters())
     of_weights = fingerprints(weights)
-    ends: List[Tuple[Stop, Dict[int, Taken], Optional[Last]]] = []
+    ends: list[tuple[Stop, dict[int, Taken], Last | None]] = []
     for scope in scopes[::-1] if loss_last or number // 2 % 2 else scopes:
         of_scope = OfScope(context, clock, scope)
-        turn = number % len(batches)  # the gradient of the last batch is judged: another one in each round
+        # the gradient of the last batch is judged: another one in each round
+        turn = number % len(batches)
         chosen, seconds = [*batches[turn:], *batches[:turn]], settings.max_seconds
         after_step = loss_last and scope == "loss" and len(scopes) > 1
-        if after_step:  # a third of the batches, at least one; others in the next round: they may be sorted by size
+        # a third of the batches, at least one; others in the next round: they may be sorted by size
+        if after_step:
             count = max(1, len(batches) // BATCHES_FOR_A_LOSS)
             chosen = [batches[(number * count + index) % len(batches)] for index in range(count)]
             seconds *= LOSS_SHARE_OF_SECONDS
@@ -114,12 +138,22 @@ def run(context) -> Iterator[Union[Sample, Stop]]:
             yield from sampling.warm_up(of_scope.sample, warm_up, settings.max_seconds, threads)
             if settings.allocator == "reuse" and not clock.cuda and before is not None:
                 memory.widen_heap((memory.status_bytes("VmRSS") or 0) - before)
-        caps = {"spread": settings.spread, "max_samples": settings.max_samples, "max_seconds": seconds}
+        caps = {
+            "spread": settings.spread,
+            "max_samples": settings.max_samples,
+            "max_seconds": seconds,
+        }
         yield from sampling.sweep(of_scope.sample, chosen, **caps, threads=threads)
         last = None
         if of_scope.taken:
             last = Last.taken(context, scope, *of_scope.latest.pop())
-        ends.append((Stop(scope=scope, round=context.round, kept_bytes=of_scope.kept()), of_scope.taken, last))
+        ends.append(
+            (
+                Stop(scope=scope, round=context.round, kept_bytes=of_scope.kept()),
+                of_scope.taken,
+                last,
+            )
+        )
     now, rounded = device.state(), ", ".join(changed(of_weights, weights))
     of_process = [name for name, value in context.state.items() if value != now[name]]
     for end, _, _ in ends:

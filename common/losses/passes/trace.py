@@ -1,12 +1,12 @@
 """Run steps under torch.profiler, whose times are labelled "profiled": the trace pass.
 
-Every step is scope "step" on one batch.  Inputs are made before: ProfilerStep lasts from one ``prof.step()`` to the
-next.
+Every step is scope "step" on one batch.  Inputs are made before: ProfilerStep lasts from one
+``prof.step()`` to the next.
 """
 
 from __future__ import annotations
 
-from typing import Iterator
+from collections.abc import Iterator
 
 from rnnt_bench.instruments import device, profiler
 from rnnt_bench.losses.step import LossStep
@@ -14,14 +14,16 @@ from rnnt_bench.records.schema import Schedule, Trace
 from rnnt_bench.system.machine import busy_flags
 from rnnt_bench.traces import reader
 
-#: Note of a loss that loops over its cells in Python: each cell would be a thousand events and a megabyte.
+#: Note of a loss that loops over its cells in Python: each cell would be a thousand events and a
+#: megabyte.
 UNTRACED = "no trace, and memory is the process's: it loops over the cells in Python, too many operations to profile"
 
 
 def run(context) -> Iterator[Trace]:
     """Yield one ``trace`` record, and write traces and tables to the context's folder.
 
-    The folder belongs to this run alone: a trace in it is left from an interrupted attempt, and is removed.
+    The folder belongs to this run alone: a trace in it is left from an interrupted attempt, and is
+    removed.
     """
     settings, folder = context.settings, context.folder
     reader.remove(folder)

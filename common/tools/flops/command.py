@@ -1,4 +1,5 @@
-"""The command `flops`: from flags to a count and its table.  A model is counted in a process of its own."""
+"""The command `flops`: from flags to a count and its table.  A model is counted in a process of its
+own."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import argparse
 import re
 import sys
 from pathlib import Path
-from typing import Optional
 
 from rnnt_bench.cli.parser import add_setting
 from rnnt_bench.core import errors, flag_types, settings
@@ -34,7 +34,18 @@ without a rule."""
 #: Samples of --pseudo-input without a number, ten seconds, and with --preset quick, a second.
 PSEUDO_SAMPLES, QUICK_SAMPLES = 160000, 16000
 #: Flags that say how a count is shown or carried out, and not what is counted.
-PRESENTATION = ("by", "depth", "details", "format", "log_dir", "preset", "quiet", "resume", "strict", "timeout")
+PRESENTATION = (
+    "by",
+    "depth",
+    "details",
+    "format",
+    "log_dir",
+    "preset",
+    "quiet",
+    "resume",
+    "strict",
+    "timeout",
+)
 #: Names below the model of the modules that a table shows, and of more than there are.
 DEPTH, ALL = 2, 10**6
 
@@ -48,7 +59,12 @@ def parser() -> Parser:
         "s3prl:upstream or hf:name (with weights that are here already).",
     )
     add, whole = result.add_argument_group("the model").add_argument, flag_types.whole(1)
-    add("--args", type=flag_types.path, metavar="FILE", help="YAML or JSON file of the constructor's arguments.")
+    add(
+        "--args",
+        type=flag_types.path,
+        metavar="FILE",
+        help="YAML or JSON file of the constructor's arguments.",
+    )
     add(
         "--arg",
         action="append",
@@ -58,9 +74,18 @@ def parser() -> Parser:
         help="An argument of the constructor, in place of that of --args. Repeatable.",
     )
     add("--method", default="forward", metavar="NAME", help="Method to call. Default: forward")
-    add("--device", help="Device: cpu, cuda, cuda:N, or meta, which takes no memory and no time. Default: cpu")
-    add("--train", action="store_true", help="Put the model into training mode. Default: evaluation")
-    add("--backward", action="store_true", help="Also count the backward, from ones for every output.")
+    add(
+        "--device",
+        help="Device: cpu, cuda, cuda:N, or meta, which takes no memory and no time. Default: cpu",
+    )
+    add(
+        "--train", action="store_true", help="Put the model into training mode. Default: evaluation"
+    )
+    add(
+        "--backward",
+        action="store_true",
+        help="Also count the backward, from ones for every output.",
+    )
     group = result.add_argument_group("its input")
     group.add_argument(
         "--input-shape",
@@ -86,8 +111,12 @@ def parser() -> Parser:
         help="Take an utterance of random numbers as input, of so many samples. Without a number: 160000.",
     )
     add_setting(group, "batch_size", "Utterances of --pseudo-input. Default: 1", default=1)
-    group.add_argument("--sample-rate", type=whole, default=16000, metavar="HZ", help="Sample rate. Default: 16000")
-    group.add_argument("--hop", type=whole, default=160, metavar="N", help="Samples of a frame. Default: 160")
+    group.add_argument(
+        "--sample-rate", type=whole, default=16000, metavar="HZ", help="Sample rate. Default: 16000"
+    )
+    group.add_argument(
+        "--hop", type=whole, default=160, metavar="N", help="Samples of a frame. Default: 160"
+    )
     add = result.add_argument_group("the count").add_argument
     add("--by", choices=show.BREAKDOWNS, default="module", help="Unit of a row. Default: module")
     add(
@@ -97,15 +126,24 @@ def parser() -> Parser:
         help="Show modules down to N names below the model, or all. Default: 2; all with --format csv and json",
     )
     add("--strict", action="store_true", help="End with an error if an operator has no rule.")
-    add("--register", type=flag_types.path, metavar="FILE", help="File that calls rnnt_bench.flop_rules.register.")
+    add(
+        "--register",
+        type=flag_types.path,
+        metavar="FILE",
+        help="File that calls rnnt_bench.flop_rules.register.",
+    )
     quick = f"--device meta, and --pseudo-input {QUICK_SAMPLES} where no input is given"
-    commands.add_flags(result.add_argument_group("the run"), folder="flops-<model>", quick=quick, timeout=None)
+    commands.add_flags(
+        result.add_argument_group("the run"), folder="flops-<model>", quick=quick, timeout=None
+    )
     return result
 
 
-def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = None) -> int:
+def main(arguments: argparse.Namespace, executor: session.Executor | None = None) -> int:
     has_input = arguments.input_shape or arguments.audio or arguments.pseudo_input
-    commands.set_quick(arguments, {"device": "meta", **({} if has_input else {"pseudo_input": QUICK_SAMPLES})})
+    commands.set_quick(
+        arguments, {"device": "meta", **({} if has_input else {"pseudo_input": QUICK_SAMPLES})}
+    )
     arguments.device = arguments.device or "cpu"
     if not (has_input or arguments.preset):
         raise errors.UserError("give --input-shape, --audio or --pseudo-input")
@@ -114,11 +152,19 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
     numbers = arguments.format in ("csv", "json")
     if arguments.depth is None and not numbers:
         arguments.depth = DEPTH
-    given = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
+    given = {
+        key: str(value) if isinstance(value, Path) else value
+        for key, value in vars(arguments).items()
+    }
     flags = {key: value for key, value in given.items() if key not in PRESENTATION}
     rate = arguments.sample_rate
     config = show.Config(flags=flags, by=arguments.by, depth=arguments.depth, sample_rate=rate)
-    task = job.Task(show.JOB, "flops", {"flags": given, "current": str(Path.cwd())}, python=interpreters.with_torch())
+    task = job.Task(
+        show.JOB,
+        "flops",
+        {"flags": given, "current": str(Path.cwd())},
+        python=interpreters.with_torch(),
+    )
 
     def answer(run: kept.Kept) -> kept.Answer:
         shown = show.answer(run)
@@ -128,4 +174,6 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
 
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(arguments.model).name).strip("-.") or "model"
     resolved = settings.resolve({}, "cpu")
-    return commands.measured(show.TOOL, name, config, [task], resolved, arguments, answer, executor, timed=False)
+    return commands.measured(
+        show.TOOL, name, config, [task], resolved, arguments, answer, executor, timed=False
+    )

@@ -1,8 +1,9 @@
-"""Tells from the records of a count how many operations a model takes, by module, by class of module or by operator."""
+"""Tells from the records of a count how many operations a model takes, by module, by class of
+module or by operator."""
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Union
+from collections.abc import Sequence
 
 from rnnt_bench.records import schema
 
@@ -20,11 +21,12 @@ BREAKDOWNS = ("module", "class", "operator")
 
 
 class Config(msgspec.Struct, kw_only=True):
-    """Hold what a count was asked: the flags that say what is counted, those of a table, and the input's rate."""
+    """Hold what a count was asked: the flags that say what is counted, those of a table, and the
+    input's rate."""
 
     flags: schema.Record
     by: str
-    depth: Optional[schema.Count]
+    depth: schema.Count | None
     sample_rate: schema.Positive
 
 
@@ -50,7 +52,8 @@ class Operator(msgspec.Struct, kw_only=True):
 
 
 class Spoken(msgspec.Struct, kw_only=True):
-    """A row of utterances of similar length: their number, seconds, operations, and MACs for a second of audio."""
+    """A row of utterances of similar length: their number, seconds, operations, and MACs for a
+    second of audio."""
 
     bucket: str
     utterances: int
@@ -67,8 +70,8 @@ class Bucket(msgspec.Struct, kw_only=True):
     """Hold utterances of similar length: samples and MACs of each, FLOPs of all."""
 
     name: str
-    samples: List[schema.Positive]
-    macs: List[float]
+    samples: list[schema.Positive]
+    macs: list[float]
     flops: schema.Count
 
     def row(self, sample_rate: int) -> Spoken:
@@ -88,12 +91,13 @@ class Bucket(msgspec.Struct, kw_only=True):
 
 
 class Counted(msgspec.Struct, kw_only=True):
-    """Hold a count: utterances where the input is audio, modules and operators, and what was not counted in words."""
+    """Hold a count: utterances where the input is audio, modules and operators, and what was not
+    counted in words."""
 
-    buckets: List[Bucket]
-    modules: List[Module]
-    counts: List[Operator]
-    not_counted: List[str]
+    buckets: list[Bucket]
+    modules: list[Module]
+    counts: list[Operator]
+    not_counted: list[str]
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -116,10 +120,10 @@ class Part(msgspec.Struct, kw_only=True):
     flops: int = 0
     backward_macs: int = 0
     backward_flops: int = 0
-    macs_share: Optional[float] = None
-    flops_share: Optional[float] = None
+    macs_share: float | None = None
+    flops_share: float | None = None
 
-    def add(self, entry: Union[Module, Operator]) -> None:
+    def add(self, entry: Module | Operator) -> None:
         """Add a module's parameters, or operations, without calls."""
         if isinstance(entry, Module):
             self.trainable += entry.trainable
@@ -132,23 +136,28 @@ class Part(msgspec.Struct, kw_only=True):
             self.backward_flops += entry.flops
 
 
-def parts_of(counted: Counted, by: str = "module", depth: Optional[int] = None) -> List[Part]:
-    """Return the parts by one of BREAKDOWNS, and the total at the end.  Modules, each with all below it, go down to
-    `depth` names below the model, in its order, then paths that are no module; others begin with the largest."""
+def parts_of(counted: Counted, by: str = "module", depth: int | None = None) -> list[Part]:
+    """Return the parts by one of BREAKDOWNS, and the total at the end.  Modules, each with all
+    below it, go down to `depth` names below the model, in its order, then paths that are no module;
+    others begin with the largest."""
     kinds = {module.path: module.kind for module in counted.modules}
-    parts: Dict[str, Part] = {}
+    parts: dict[str, Part] = {}
     for module in counted.modules if by == "module" else ():
         if depth is None or len(_above(module.path)) - 1 <= depth:
             parts[module.path] = Part(name=module.path, kind=module.kind, calls=module.calls)
     total = Part(name="total", calls=sum(operator.calls for operator in counted.counts))
-    entries: List[Union[Module, Operator]] = [*counted.modules, *counted.counts]
+    entries: list[Module | Operator] = [*counted.modules, *counted.counts]
     for entry in entries:
         if by == "class":
             names = [kinds.get(entry.path, entry.path)]
         elif by == "operator":
             names = [entry.operator] if isinstance(entry, Operator) else []
         else:  # a path in parentheses is outside of the model
-            above = [path for path in _above(entry.path) if path in parts and (path or not entry.path.startswith("("))]
+            above = [
+                path
+                for path in _above(entry.path)
+                if path in parts and (path or not entry.path.startswith("("))
+            ]
             names = above or [entry.path]
         total.add(entry)
         for name in names:
@@ -165,7 +174,7 @@ def parts_of(counted: Counted, by: str = "module", depth: Optional[int] = None) 
     return [*rows, total]
 
 
-def _above(path: str) -> List[str]:
+def _above(path: str) -> list[str]:
     """Return the paths of the modules that a module lies in, the model's "" first, and its own."""
     names = path.split(".") if path else []
     return [".".join(names[:count]) for count in range(len(names) + 1)]
@@ -199,8 +208,11 @@ BUCKETS = (
 
 
 def parts_table(parts: Sequence[Part], by: str) -> Table:
-    """Return a row for each part, the total last; a column for what is there: the backward, frozen parameters."""
-    absent = {key for key in ("frozen", "backward_macs", "backward_flops") if not getattr(parts[-1], key)}
+    """Return a row for each part, the total last; a column for what is there: the backward, frozen
+    parameters."""
+    absent = {
+        key for key in ("frozen", "backward_macs", "backward_flops") if not getattr(parts[-1], key)
+    }
     absent |= {"trainable", "frozen"} if by == "operator" else set()
     shown = [number for number in NUMBERS if number.key not in absent]
     rows = []
@@ -211,11 +223,14 @@ def parts_table(parts: Sequence[Part], by: str) -> Table:
 
 
 def answer(run: kept.Kept) -> kept.Answer:
-    """Return what a count found out: the total, utterances by length where the input is audio, and the parts.  Rows for
-    CSV and JSON are those of the utterances, without any of the parts and the total."""
+    """Return what a count found out: the total, utterances by length where the input is audio, and
+    the parts.  Rows for CSV and JSON are those of the utterances, without any of the parts and the
+    total."""
     config, job = schema.typed(run.header.config, Config), run.job(JOB)
     if not job.values:
-        return kept.Answer(run.header.name, failures=[f"{job.status}: {job.reason}"], statuses=[job.status])
+        return kept.Answer(
+            run.header.name, failures=[f"{job.status}: {job.reason}"], statuses=[job.status]
+        )
     counted = job.of(Counted)[0]
     parts, buckets = parts_of(counted, config.by, config.depth), counted.buckets
     total = parts[-1]

@@ -1,11 +1,13 @@
-"""The command `rnnt-bench inference`: from a configuration and flags to the grid and its tables.  No torch here."""
+"""The command `rnnt-bench inference`: from a configuration and flags to the grid and its tables.
+No torch here."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any
 
 from rnnt_bench.cli.parser import add_setting
 from rnnt_bench.core import files, flag_types, settings, text
@@ -15,7 +17,16 @@ from rnnt_bench.jobs import job, session
 from rnnt_bench.records.schema import as_written
 from rnnt_bench.setup import interpreters
 from rnnt_bench.tools import commands, configuration
-from rnnt_bench.tools.inference.rows import PLAIN, TOOL, Dimensions, Model, Profile, answer, is_skipped, positions
+from rnnt_bench.tools.inference.rows import (
+    PLAIN,
+    TOOL,
+    Dimensions,
+    Model,
+    Profile,
+    answer,
+    is_skipped,
+    positions,
+)
 
 DESCRIPTION = """Measure whether a speech model is faster than real time, for each length of audio and batch size.
 
@@ -29,7 +40,7 @@ EXAMPLES = """examples:
 Exit code: 0; 1 if a cell failed; 2 for bad usage, or if the model is missing."""
 DEFAULT = files.ROOT / "examples" / "profile.yaml"
 #: Settings of a cell, where the flags of these names give no other.
-SAMPLES: Dict[str, Any] = {"max_seconds": 1.0, "max_samples": 200}
+SAMPLES: dict[str, Any] = {"max_seconds": 1.0, "max_samples": 200}
 
 
 class _Parser(Parser):
@@ -39,7 +50,9 @@ class _Parser(Parser):
         words = sys.argv[1:] if args is None else args
         flags = self._option_string_actions
         # argparse would take one with a space, `--batch_sizes=[1, 2]`, for CONFIG
-        overrides = [word for word in words if word[:2] == "--" and word.partition("=")[0] not in flags]
+        overrides = [
+            word for word in words if word[:2] == "--" and word.partition("=")[0] not in flags
+        ]
         arguments = super().parse_args([word for word in words if word not in overrides], namespace)
         arguments.overrides = overrides
         return arguments
@@ -74,15 +87,23 @@ def parser() -> Parser:
         help="Data types: float32; bfloat16 and float16 by autocast. Default: float32",
     )
     group = result.add_argument_group("the run")
-    add_setting(group, "max_seconds", "Most seconds of timed calls of a cell; three are always timed. Default: 1")
+    add_setting(
+        group,
+        "max_seconds",
+        "Most seconds of timed calls of a cell; three are always timed. Default: 1",
+    )
     whole = flag_types.whole(1)
-    add_setting(group, "max_samples", "Most timed calls of a cell. Default: 200", type=whole, metavar="N")
+    add_setting(
+        group, "max_samples", "Most timed calls of a cell. Default: 200", type=whole, metavar="N"
+    )
     quick = "the shortest two lengths of audio, the smallest batch, 0.2 s of calls"
-    commands.add_flags(group, seed="Seed of random weights and noise", folder="inference-<config>", quick=quick)
+    commands.add_flags(
+        group, seed="Seed of random weights and noise", folder="inference-<config>", quick=quick
+    )
     return result
 
 
-def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = None) -> int:
+def main(arguments: argparse.Namespace, executor: session.Executor | None = None) -> int:
     """Profile the model of a configuration; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
     commands.set_quick(arguments, {"max_seconds": 0.2, "max_samples": 20}, SAMPLES)
@@ -93,10 +114,12 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
     device = interpreters.resolve_device(arguments.device, [python])
     resolved = settings.resolve({"allocator": "system", **flags}, device)
     tasks = planned(config, python)
-    return commands.measured(TOOL, arguments.config.stem, config, tasks, resolved, arguments, answer, executor)
+    return commands.measured(
+        TOOL, arguments.config.stem, config, tasks, resolved, arguments, answer, executor
+    )
 
 
-def planned(config: Profile, python: Path) -> List[job.Task]:
+def planned(config: Profile, python: Path) -> list[job.Task]:
     """Return a task for each cell that is not skipped."""
     data = as_written(config)
     tasks = []
@@ -109,12 +132,14 @@ def planned(config: Profile, python: Path) -> List[job.Task]:
 
 
 def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Profile:
-    """Return the configuration in a YAML file, with the values of --key=value over it.  Raises UserError.  quick: keep
-    the shortest two lengths of audio and the smallest batch, where no override says what to measure."""
+    """Return the configuration in a YAML file, with the values of --key=value over it.  Raises
+    UserError.  quick: keep the shortest two lengths of audio and the smallest batch, where no
+    override says what to measure."""
     changes = overridden(overrides)
     values = {part: keys for part, keys in configuration.read(path).items() if keys is not None}
     for part, keys in changes.items():
-        if isinstance(values.setdefault(part, {}), dict):  # else the configuration is wrong, which is told below
+        # else the configuration is wrong, which is told below
+        if isinstance(values.setdefault(part, {}), dict):
             values[part].update(keys)
     config = configuration.converted(values, Profile, str(path))
     model = config.pretrained_model
@@ -138,16 +163,19 @@ def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Pro
     return config
 
 
-def overridden(words: Sequence[str]) -> Dict[str, Dict[str, Any]]:
-    """Return the values of "--part.key=value", or "--key=value", by part and key; they are YAML.  Raises UserError."""
+def overridden(words: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the values of "--part.key=value", or "--key=value", by part and key; they are YAML.
+    Raises UserError."""
     part_of = dict.fromkeys(configuration.keys_of(Model), "pretrained_model")
     part_of.update(dict.fromkeys(configuration.keys_of(Dimensions), "profiling_dimensions"))
-    values: Dict[str, Dict[str, Any]] = {}
+    values: dict[str, dict[str, Any]] = {}
     for word in words:
         flag, equals, value = word.partition("=")
         part, _, key = flag.lstrip("-").rpartition(".")
         is_key = key in part_of and part in ("", part_of[key])
         if not (flag.startswith("--") and equals and is_key):
-            raise UserError(f"{word}: give --key=value{text.closest(key, part_of)}; there are {', '.join(part_of)}")
+            raise UserError(
+                f"{word}: give --key=value{text.closest(key, part_of)}; there are {', '.join(part_of)}"
+            )
         values.setdefault(part_of[key], {})[key] = configuration.parsed(value, f"--{key}")
     return values

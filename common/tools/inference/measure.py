@@ -1,17 +1,19 @@
-"""Measures one cell of an inference profile: a model, a length of audio, a batch size, a way to run the model.
+"""Measures one cell of an inference profile: a model, a length of audio, a batch size, a way to run
+the model.
 
-The outputs are checked first, then come time, the peaks of the process or the device, and six batches under
-torch.profiler."""
+The outputs are checked first, then come time, the peaks of the process or the device, and six
+batches under torch.profiler."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any
 
 import msgspec
 import torch
@@ -31,15 +33,16 @@ from rnnt_bench.traces import reader, windows
 
 #: The profiler records the last two of six batches.
 SCHEDULE = {"wait": 2, "warmup": 2, "active": 2, "repeat": 1}
-#: Dtype -> how far outputs may be from those in float32, see outputs.difference: mantissas of 11 and of 8 bits, over
-#: layers.
+#: Dtype -> how far outputs may be from those in float32, see outputs.difference: mantissas of 11
+#: and of 8 bits, over layers.
 TOLERANCES = {"float16": 0.02, "bfloat16": 0.05}
 #: Timed calls of a cell, however long they take: one alone may be of a model that is not warm yet.
 LEAST_CALLS = 3
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the records of a cell.  Raises UserError, NotRunnable, WrongResult, and whatever the model raises."""
+    """Yield the records of a cell.  Raises UserError, NotRunnable, WrongResult, and whatever the
+    model raises."""
     settings = Settings.from_json(job["settings"])
     config = msgspec.convert(job["given"]["config"], Profile)
     position = msgspec.convert(job["given"]["cell"], Position)
@@ -48,13 +51,19 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
     torch.manual_seed(settings.seed)
     model = recognisers.load(job["given"]["config"]["pretrained_model"], device)
     rate = config.pretrained_model.sample_rate or model.sample_rate
-    waves = recognisers.batch(dimensions.example_audio, position.seconds, position.size, rate, settings.seed)
+    waves = recognisers.batch(
+        dimensions.example_audio, position.seconds, position.size, rate, settings.seed
+    )
     calls = Calls(model, waves.to(device))
     yield environment(settings, device)
     with torch.no_grad(), scratch_folder() as scratch:
         error = calls.take(position.dtype)
         clock = Clock(device)
-        list(sampling.warm_up(lambda *_: time_call(calls, clock), [0], math.inf, host_threads(device)))
+        list(
+            sampling.warm_up(
+                lambda *_: time_call(calls, clock), [0], math.inf, host_threads(device)
+            )
+        )
         samples = time_calls(
             calls,
             clock,
@@ -80,16 +89,17 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
 
 @dataclass
 class Calls:
-    """Calls of a model on a batch.  streamed: whether the last one gave a first token before its end."""
+    """Calls of a model on a batch.  streamed: whether the last one gave a first token before its
+    end."""
 
     model: recognisers.Recogniser
     waves: torch.Tensor
     dtype: str = "float32"
     streamed: bool = False
 
-    def take(self, dtype: str) -> Optional[float]:
-        """Run in `dtype` from now on; return how far the outputs are then from those in float32, None in float32.
-        Raises WrongResult for outputs that are wrong."""
+    def take(self, dtype: str) -> float | None:
+        """Run in `dtype` from now on; return how far the outputs are then from those in float32,
+        None in float32. Raises WrongResult for outputs that are wrong."""
         plain = self.outputs()
         check_numbers(plain)
         if dtype == self.dtype:
@@ -100,12 +110,14 @@ class Calls:
         error = difference(plain, outputs)
         tolerance = TOLERANCES[dtype]
         if not error <= tolerance:
-            raise WrongResult(f"the outputs are off by {error:.2g} of those in float32 (at most {tolerance:g})")
+            raise WrongResult(
+                f"the outputs are off by {error:.2g} of those in float32 (at most {tolerance:g})"
+            )
         return error
 
     def outputs(self, after_forward: Callable[[], None] = lambda: None) -> Any:
-        """Make one call, and `after_forward` at the first token; return the outputs, of a stream its pieces.  Raises
-        WrongResult for None."""
+        """Make one call, and `after_forward` at the first token; return the outputs, of a stream
+        its pieces.  Raises WrongResult for None."""
         self.streamed = False
         N, samples = self.waves.shape
         device = self.waves.device
@@ -127,28 +139,33 @@ class Calls:
             return pieces
 
     def run(self, after_forward: Callable[[], None] = lambda: None) -> None:
-        """Make one call, and `after_forward` at the first token, else at the end.  Raises WrongResult for None."""
+        """Make one call, and `after_forward` at the first token, else at the end.  Raises
+        WrongResult for None."""
         self.outputs(after_forward)
         if not self.streamed:
             after_forward()
 
 
 def time_call(call: Step, clock: Clock) -> SimpleNamespace:
-    """Return the time of one call, on CUDA synchronised at both ends.  first_ns: to a stream's first token, or None."""
+    """Return the time of one call, on CUDA synchronised at both ends.  first_ns: to a stream's
+    first token, or None."""
     times, _ = time_step(call, clock)
     forward = times["forward_event_ns" if clock.cuda else "forward_wall_ns"]
     first = forward if getattr(call, "streamed", False) else None
-    return SimpleNamespace(total_wall_ns=times["total_wall_ns"], first_ns=first, foreign_cpu=None, flags=[])
+    return SimpleNamespace(
+        total_wall_ns=times["total_wall_ns"], first_ns=first, foreign_cpu=None, flags=[]
+    )
 
 
-def time_calls(call: Step, clock: Clock, **caps: Any) -> List[SimpleNamespace]:
+def time_calls(call: Step, clock: Clock, **caps: Any) -> list[SimpleNamespace]:
     """Return the times of calls, with flags of the load beside them; caps: see sampling.enough."""
     threads = host_threads(clock.device)
     return list(sampling.sweep(lambda *_: time_call(call, clock), [0], threads=threads, **caps))
 
 
-def peaks(call: Step, device: torch.device) -> Dict[str, Any]:
-    """Return the peaks of one call in bytes, above the level before it, and that of the whole process."""
+def peaks(call: Step, device: torch.device) -> dict[str, Any]:
+    """Return the peaks of one call in bytes, above the level before it, and that of the whole
+    process."""
     counters = memory.peaks(lambda: call, device, profiler=False)
     keys = ("process_bytes", "device_allocated_bytes", "device_used_bytes")
     result = {key: counters.get(key) for key in keys}
@@ -156,7 +173,7 @@ def peaks(call: Step, device: torch.device) -> Dict[str, Any]:
     return result
 
 
-def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Dict[str, Any]:
+def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> dict[str, Any]:
     """Return what six batches under torch.profiler took; their traces go to `folder`."""
     profiling = replace(
         settings,
@@ -165,7 +182,7 @@ def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Dict
         with_stack=False,
         profile_memory=True,
     )
-    times: List[Tuple[float, float]] = []
+    times: list[tuple[float, float]] = []
     profiler.profile(
         itertools.repeat(calls, profiling.trace_steps),
         profiling,
@@ -184,7 +201,7 @@ def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Dict
     }
 
 
-def _highest(folder: Path, kind: int) -> Optional[int]:
+def _highest(folder: Path, kind: int) -> int | None:
     """Return the highest running sum of allocations in the traces of a folder; kind: of device."""
     spans = [span for path in reader.trace_files(folder) for span in windows.spans(path, kind)]
     return max((span.highest for span in spans if not span.name), default=None)

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -20,14 +21,18 @@ MOST_EDITED = 20_000
 def check_numbers(outputs: Any, whose: str = "the model") -> None:
     """Raise WrongResult for outputs that hold a NaN."""
     if any(tensor.isnan().any() for tensor in _tensors(_leaves(outputs))):
-        raise WrongResult(f"the outputs of {whose} hold NaN: its numbers are wrong before they are timed")
+        raise WrongResult(
+            f"the outputs of {whose} hold NaN: its numbers are wrong before they are timed"
+        )
 
 
 def difference(plain: Any, other: Any) -> float:
-    """Return how far outputs are from the `plain` ones: 0 where they are equal, infinity for NaN or another shape.
+    """Return how far outputs are from the `plain` ones: 0 where they are equal, infinity for NaN or
+    another shape.
 
-    Of floating-point outputs it is the RMS of the difference over the RMS of the plain ones.  Of a model without any it
-    is the share of symbols to edit: elements of integer tensors, numbers of a list, characters of a text."""
+    Of floating-point outputs it is the RMS of the difference over the RMS of the plain ones.  Of a
+    model without any it is the share of symbols to edit: elements of integer tensors, numbers of a
+    list, characters of a text."""
     tensors = _tensors(_leaves(plain))
     others = _tensors(_leaves(other))
     if not tensors and not others:
@@ -50,12 +55,13 @@ def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def edits(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Return how many insertions, deletions and substitutions make `second` of `first` (Levenshtein 1966)."""
+    """Return how many insertions, deletions and substitutions make `second` of `first` (Levenshtein
+    1966)."""
     if first == second:
         return 0
     if max(len(first), len(second)) > MOST_EDITED:
         return sum(a != b for a, b in zip_longest(first, second))
-    numbers: Dict[Any, int] = {}
+    numbers: dict[Any, int] = {}
     columns = torch.tensor([numbers.setdefault(symbol, len(numbers)) for symbol in second])
     slope = torch.arange(len(second) + 1)
     row = slope.clone()  # edits to each beginning of `second`
@@ -63,13 +69,15 @@ def edits(first: Sequence[Any], second: Sequence[Any]) -> int:
         substituted = row[:-1] + (columns != numbers.get(symbol, -1))
         row = row + 1
         row[1:] = torch.minimum(row[1:], substituted)
-        # an insertion costs 1 more than the place to its left: a running minimum once the slope is taken away
+        # an insertion costs 1 more than the place to its left: a running minimum once the slope is
+        # taken away
         row = torch.cummin(row - slope, 0).values + slope
     return int(row[-1])
 
 
-def _sequences(outputs: Any) -> List[Sequence[Any]]:
-    """Return the sequences of symbols in any nesting: rows of tensors, lists of plain values, texts."""
+def _sequences(outputs: Any) -> list[Sequence[Any]]:
+    """Return the sequences of symbols in any nesting: rows of tensors, lists of plain values,
+    texts."""
     outputs = _plain(outputs)
     if isinstance(outputs, torch.Tensor):
         return outputs.reshape(-1, outputs.shape[-1] if outputs.dim() else 1).tolist()
@@ -83,13 +91,17 @@ def _sequences(outputs: Any) -> List[Sequence[Any]]:
     return [[symbol for ((symbol,),) in nested]]
 
 
-def _leaves(outputs: Any) -> List[Any]:
+def _leaves(outputs: Any) -> list[Any]:
     """Return the tensors, numbers and texts of any nesting, in order."""
     outputs = _plain(outputs)
-    return [leaf for part in outputs for leaf in _leaves(part)] if isinstance(outputs, list) else [outputs]
+    return (
+        [leaf for part in outputs for leaf in _leaves(part)]
+        if isinstance(outputs, list)
+        else [outputs]
+    )
 
 
-def _tensors(leaves: Sequence[Any]) -> List[torch.Tensor]:
+def _tensors(leaves: Sequence[Any]) -> list[torch.Tensor]:
     """Return those leaves that are floating-point numbers as real tensors."""
     tensors = []
     for leaf in leaves:
@@ -103,7 +115,8 @@ def _tensors(leaves: Sequence[Any]) -> List[torch.Tensor]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a mapping, dataclass or tuple as a list, an array of numpy as a tensor, or a list if it has no numbers."""
+    """Return a mapping, dataclass or tuple as a list, an array of numpy as a tensor, or a list if
+    it has no numbers."""
     if isinstance(value, Mapping):
         return list(value.values())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,7 +1,8 @@
-"""Loads the models that can be profiled behind one interface, waves (N, samples) in and any outputs, and their audio.
+"""Loads the models that can be profiled behind one interface, waves (N, samples) in and any
+outputs, and their audio.
 
-A `type` is "factory" (whatever Python can import), "torchaudio" (a bundle), "transformers" (a pipeline) or a class of
-SpeechBrain.  Audio is a file, one channel at the model's rate, or noise."""
+A `type` is "factory" (whatever Python can import), "torchaudio" (a bundle), "transformers" (a
+pipeline) or a class of SpeechBrain.  Audio is a file, one channel at the model's rate, or noise."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,8 +24,8 @@ from rnnt_bench.core.errors import UserError
 from rnnt_bench.tools import loading
 
 SAMPLE_RATE = 16000
-#: The name of an argument that takes lengths in samples: lengths, x_lens, input_lengths; SpeechBrain's wav_lens are
-#: shares.
+#: The name of an argument that takes lengths in samples: lengths, x_lens, input_lengths;
+#: SpeechBrain's wav_lens are shares.
 LENGTHS = re.compile(r"(?!wavs?_lens)(\w+_)?(lengths|lens)")
 #: Class of SpeechBrain -> its module below speechbrain.inference, and its method.
 INTERFACES = {
@@ -42,17 +44,19 @@ INTERFACES = {
 
 
 class Recogniser(NamedTuple):
-    """A model that was loaded.  call: takes waves (N, samples), float32, and lengths (N,) in samples, int64; stream:
-    takes the same, yields pieces of the outputs, None or empty ones before there is a first symbol."""
+    """A model that was loaded.  call: takes waves (N, samples), float32, and lengths (N,) in
+    samples, int64; stream: takes the same, yields pieces of the outputs, None or empty ones before
+    there is a first symbol."""
 
     call: Callable[[torch.Tensor, torch.Tensor], Any]
     sample_rate: int
-    stream: Optional[Callable[[torch.Tensor, torch.Tensor], Iterable[Any]]] = None
+    stream: Callable[[torch.Tensor, torch.Tensor], Iterable[Any]] | None = None
 
 
 def plain(module: Any) -> Recogniser:
-    """Return a module as a recogniser; it may have a ``sample_rate`` and a method ``stream``.  Its second argument is
-    the lengths where it has to be given, else the first one whose name LENGTHS matches."""
+    """Return a module as a recogniser; it may have a ``sample_rate`` and a method ``stream``.  Its
+    second argument is the lengths where it has to be given, else the first one whose name LENGTHS
+    matches."""
     needed = 0
     names = []
     for parameter in inspect.signature(module.forward).parameters.values():
@@ -67,11 +71,14 @@ def plain(module: Any) -> Recogniser:
             return module(waves, lengths)
         return module(waves, **{name: lengths}) if name else module(waves)
 
-    return Recogniser(call, int(getattr(module, "sample_rate", SAMPLE_RATE)), getattr(module, "stream", None))
+    return Recogniser(
+        call, int(getattr(module, "sample_rate", SAMPLE_RATE)), getattr(module, "stream", None)
+    )
 
 
 def load(model: Mapping[str, Any], device: torch.device) -> Recogniser:
-    """Return the model of a configuration: ``type``, ``source``, ``arguments``.  Raises UserError."""
+    """Return the model of a configuration: ``type``, ``source``, ``arguments``.  Raises
+    UserError."""
     kind = model["type"]
     source = model["source"]
     arguments = model.get("arguments") or {}
@@ -91,17 +98,24 @@ def load(model: Mapping[str, Any], device: torch.device) -> Recogniser:
 
 
 def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
-    """Return a bundle of torchaudio.pipelines by its name.  arguments: ``beam_width`` of a transducer."""
+    """Return a bundle of torchaudio.pipelines by its name.  arguments: ``beam_width`` of a
+    transducer."""
     pipelines = loading.module("torchaudio.pipelines")
     bundle: Any = getattr(pipelines, source, None)
     if not isinstance(getattr(bundle, "sample_rate", None), (int, float)):
-        names = [name for name in pipelines.__all__ if hasattr(getattr(pipelines, name), "sample_rate")]
-        raise UserError(f"pretrained_model.source: torchaudio.pipelines has no {source} of audio; {', '.join(names)}")
+        names = [
+            name for name in pipelines.__all__ if hasattr(getattr(pipelines, name), "sample_rate")
+        ]
+        raise UserError(
+            f"pretrained_model.source: torchaudio.pipelines has no {source} of audio; {', '.join(names)}"
+        )
     decodes = hasattr(bundle, "get_decoder")
     methods = ["get_feature_extractor", "get_decoder"] if decodes else ["get_model"]
     unknown = set(arguments).difference(["beam_width"] if decodes else [])
     if unknown:
-        raise UserError(f"pretrained_model.arguments: {source} takes no {', '.join(sorted(unknown))}")
+        raise UserError(
+            f"pretrained_model.arguments: {source} takes no {', '.join(sorted(unknown))}"
+        )
     fetch = ", ".join(f"bundle.{method}()" for method in methods)
     code = f"from torchaudio.pipelines import {source} as bundle; {fetch}"
     absent = loading.not_here(code, torch.hub.get_dir())
@@ -113,7 +127,10 @@ def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> 
         extract, decode = parts
         width = int(arguments.get("beam_width", 10))
         inputs = [extract(wave) for wave in waves]
-        return [decode(features, length.to(waves.device), width)[0][0][1:] for features, length in inputs]
+        return [
+            decode(features, length.to(waves.device), width)[0][0][1:]
+            for features, length in inputs
+        ]
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         # without lengths: bundles normalised by groups are trained so, and no wave here is padded
@@ -123,15 +140,20 @@ def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> 
 
 
 def _pipeline(source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
-    """Return a pipeline of transformers, from a folder or from the cache.  arguments: of it, ``task`` among them."""
+    """Return a pipeline of transformers, from a folder or from the cache.  arguments: of it,
+    ``task`` among them."""
     transformers = loading.module("transformers")
     arguments = {"task": "automatic-speech-recognition", **arguments}
     task = arguments["task"]
-    absent = loading.absent_from(source, f"from transformers import pipeline; pipeline('{task}', '{source}')")
+    absent = loading.absent_from(
+        source, f"from transformers import pipeline; pipeline('{task}', '{source}')"
+    )
     make = partial(transformers.pipeline, model=source, device=device)
     pipeline = loading.made(source, make, arguments, absent=absent)
     if getattr(pipeline, "feature_extractor", None) is None:
-        raise UserError(f"{source}: the pipeline of {task} takes no audio; give arguments: {{task: ...}}")
+        raise UserError(
+            f"{source}: the pipeline of {task} takes no audio; give arguments: {{task: ...}}"
+        )
     rate = int(getattr(pipeline.feature_extractor, "sampling_rate", SAMPLE_RATE))
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
@@ -141,15 +163,21 @@ def _pipeline(source: str, arguments: Mapping[str, Any], device: torch.device) -
     return Recogniser(call, rate)
 
 
-def _interface(kind: str, source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
-    """Return a SpeechBrain model from a folder, or from its hub.  arguments: of from_hparams.  The folder's
-    hyperparams.yaml names classes to make: it is code, as the model is."""
+def _interface(
+    kind: str, source: str, arguments: Mapping[str, Any], device: torch.device
+) -> Recogniser:
+    """Return a SpeechBrain model from a folder, or from its hub.  arguments: of from_hparams.  The
+    folder's hyperparams.yaml names classes to make: it is code, as the model is."""
     name, method = INTERFACES[kind]
     module = f"speechbrain.inference.{name}"
     make = loading.imported(f"{module}:{kind}").from_hparams
-    absent = loading.absent_from(source, f"from {module} import {kind}; {kind}.from_hparams('{source}')")
+    absent = loading.absent_from(
+        source, f"from {module} import {kind}; {kind}.from_hparams('{source}')"
+    )
     options = {"device": str(device), **(arguments.get("run_opts") or {})}
-    model = loading.made(source, partial(make, source), {**arguments, "run_opts": options}, absent=absent)
+    model = loading.made(
+        source, partial(make, source), {**arguments, "run_opts": options}, absent=absent
+    )
     function = getattr(model, method)
     names = list(inspect.signature(function).parameters)
 
@@ -160,19 +188,22 @@ def _interface(kind: str, source: str, arguments: Mapping[str, Any], device: tor
     return Recogniser(call, int(getattr(model.hparams, "sample_rate", SAMPLE_RATE)))
 
 
-def _argument(name: str, waves: torch.Tensor, lengths: torch.Tensor) -> Optional[torch.Tensor]:
-    """Return an argument of a method of SpeechBrain by its name; None for one that stays at its default."""
+def _argument(name: str, waves: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor | None:
+    """Return an argument of a method of SpeechBrain by its name; None for one that stays at its
+    default."""
     if re.fullmatch(r"wav\d?_lens|lengths", name):
         return lengths / waves.shape[1]
     if name == "predictions":
-        return waves[..., None].expand(-1, -1, 2)  # (N, samples, speakers): an estimate of SpeechBrain is of two
+        # (N, samples, speakers): an estimate of SpeechBrain is of two
+        return waves[..., None].expand(-1, -1, 2)
     return waves if re.fullmatch(r"wavs\d?|mix|noisy", name) else None
 
 
 def read(path: Path, sample_rate: int) -> torch.Tensor:
     """Return the mean of the channels, resampled, (samples,) in float32.  Raises UserError.
 
-    It is read in a process of its own: what reads it would be in the memory of the one that is measured."""
+    It is read in a process of its own: what reads it would be in the memory of the one that is
+    measured."""
     reason = files.not_a_file(path)
     if reason:
         raise UserError(f"cannot read {path}: {reason}")
@@ -192,7 +223,7 @@ def read(path: Path, sample_rate: int) -> torch.Tensor:
         return torch.load(wave, weights_only=True)
 
 
-def decode(path: str, sample_rate: str, output: str) -> Optional[str]:
+def decode(path: str, sample_rate: str, output: str) -> str | None:
     """Write what `read` returns to the file `output`; return why it cannot be, in words."""
     try:
         torch.save(_decoded(Path(path), int(sample_rate)), output)
@@ -220,8 +251,9 @@ def noise(seconds: float, sample_rate: int, seed: int) -> torch.Tensor:
     return 0.1 * torch.randn(samples, generator=torch.Generator().manual_seed(seed))
 
 
-def batch(path: Optional[str], seconds: float, size: int, sample_rate: int, seed: int) -> torch.Tensor:
-    """Return (size, samples) of equal rows: the file's audio, from its begin again where it is short; else noise."""
+def batch(path: str | None, seconds: float, size: int, sample_rate: int, seed: int) -> torch.Tensor:
+    """Return (size, samples) of equal rows: the file's audio, from its begin again where it is
+    short; else noise."""
     wave = noise(seconds, sample_rate, seed)
     if path is not None:
         audio = read(Path(path), sample_rate)

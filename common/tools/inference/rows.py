@@ -1,12 +1,14 @@
-"""Tells from the records of an inference profile whether the model is faster than real time: grids, cells, lines."""
+"""Tells from the records of an inference profile whether the model is faster than real time: grids,
+cells, lines."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
-from typing import Annotated, Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
@@ -21,26 +23,32 @@ TOOL, TITLE = "inference", "Inference: is it faster than real time?"
 SKIPPED = "skipped"
 #: The further axes, each with the value of the plain model.
 PLAIN = {"threads": None, "dtype": "float32"}
-#: Timed calls and profiled ones contradict each other where the first take this many times the self time of the others.
+#: Timed calls and profiled ones contradict each other where the first take this many times the self
+#: time of the others.
 CONTRADICTION = 5
 
 
 class Model(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The model of a configuration, as recognisers.load takes it.  python: its interpreter; None for the command's."""
+    """The model of a configuration, as recognisers.load takes it.  python: its interpreter; None
+    for the command's."""
 
     source: Text
     type: Text = "factory"
-    arguments: Dict[str, Any] = {}
-    sample_rate: Optional[Positive] = None
-    python: Optional[Text] = None
+    arguments: dict[str, Any] = {}
+    sample_rate: Positive | None = None
+    python: Text | None = None
 
 
 class Dimensions(Struct, forbid_unknown_fields=True, kw_only=True):
     """The grid of a configuration."""
 
-    audio_mockup_secs: Annotated[List[Seconds], Meta(min_length=1)] = field(default_factory=lambda: [1, 2, 5, 8, 32])
-    batch_sizes: Annotated[List[Positive], Meta(min_length=1)] = field(default_factory=lambda: [1, 4, 8])
-    example_audio: Optional[Text] = None
+    audio_mockup_secs: Annotated[list[Seconds], Meta(min_length=1)] = field(
+        default_factory=lambda: [1, 2, 5, 8, 32]
+    )
+    batch_sizes: Annotated[list[Positive], Meta(min_length=1)] = field(
+        default_factory=lambda: [1, 4, 8]
+    )
+    example_audio: Text | None = None
     triangle_only: bool = True
     export_logs: bool = False
 
@@ -50,17 +58,21 @@ class Dimensions(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Profile(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A configuration.  variants: values of the further axes; the grid is repeated for each combination."""
+    """A configuration.  variants: values of the further axes; the grid is repeated for each
+    combination."""
 
     pretrained_model: Model
     profiling_dimensions: Dimensions = field(default_factory=Dimensions)
-    variants: Dict[str, List[Any]] = field(default_factory=lambda: {key: [value] for key, value in PLAIN.items()})
+    variants: dict[str, list[Any]] = field(
+        default_factory=lambda: {key: [value] for key, value in PLAIN.items()}
+    )
 
 
 class Position(Struct, frozen=True):
-    """A cell of the grid: a way to run the model, seconds of each utterance, utterances in the batch."""
+    """A cell of the grid: a way to run the model, seconds of each utterance, utterances in the
+    batch."""
 
-    threads: Optional[int]
+    threads: int | None
     dtype: str
     seconds: float
     size: int
@@ -68,7 +80,10 @@ class Position(Struct, frozen=True):
     @property
     def variant(self) -> str:
         """Return "threads 2, bfloat16"; "" for the plain one."""
-        words = [f"threads {self.threads}" if self.threads else "", self.dtype if self.dtype != "float32" else ""]
+        words = [
+            f"threads {self.threads}" if self.threads else "",
+            self.dtype if self.dtype != "float32" else "",
+        ]
         return ", ".join(filter(None, words))
 
     @property
@@ -78,41 +93,52 @@ class Position(Struct, frozen=True):
         return "-".join(filter(None, (f"{self.seconds:g}s-x{self.size}", words)))
 
 
-def positions(config: Profile) -> List[Position]:
+def positions(config: Profile) -> list[Position]:
     """Return all positions of the grid, the batch sizes varying fastest."""
     grid = config.profiling_dimensions
     parts = (config.variants[key] for key in PLAIN)
-    return [Position(*values) for values in itertools.product(*parts, grid.audio_mockup_secs, grid.batch_sizes)]
+    return [
+        Position(*values)
+        for values in itertools.product(*parts, grid.audio_mockup_secs, grid.batch_sizes)
+    ]
 
 
 def is_skipped(position: Position, grid: Dimensions) -> bool:
-    """Tell whether a position is in the corner of long audio and large batches, which a triangle leaves out."""
+    """Tell whether a position is in the corner of long audio and large batches, which a triangle
+    leaves out."""
     d, b = grid.audio_mockup_secs.index(position.seconds), grid.batch_sizes.index(position.size)
-    return grid.triangle_only and d > 0 and b > 0 and d + b >= (len(grid.audio_mockup_secs) + len(grid.batch_sizes)) / 2
+    return (
+        grid.triangle_only
+        and d > 0
+        and b > 0
+        and d + b >= (len(grid.audio_mockup_secs) + len(grid.batch_sizes)) / 2
+    )
 
 
 class Cell(Struct, kw_only=True):
     """The measurements of a cell of the grid.
 
-    wall_ns, first_ns: time of each timed call, and to its first token; busy: calls that ran beside other load;
+    wall_ns, first_ns: time of each timed call, and to its first token; busy: calls that ran beside
+      other load;
     output_error: how far the outputs are from those in float32, None in float32;
-    process_bytes: resident peak of a call above the level before it, as those of the device; process_peak_bytes: of the
-    whole process; profiled: batches under torch.profiler; cpu_us, cuda_us: their self time together; cpu_peak_bytes,
+    process_bytes: resident peak of a call above the level before it, as those of the device;
+    process_peak_bytes: of the whole process; profiled: batches under torch.profiler; cpu_us,
+      cuda_us: their self time together; cpu_peak_bytes,
     cuda_peak_bytes: highest running sum of allocations within one of these."""
 
-    wall_ns: Annotated[List[int], Meta(min_length=1)]
-    first_ns: List[Optional[int]]
+    wall_ns: Annotated[list[int], Meta(min_length=1)]
+    first_ns: list[int | None]
     busy: int
-    output_error: Optional[float] = None
-    process_bytes: Optional[int] = None
-    process_peak_bytes: Optional[int] = None
-    device_allocated_bytes: Optional[int] = None
-    device_used_bytes: Optional[int] = None
+    output_error: float | None = None
+    process_bytes: int | None = None
+    process_peak_bytes: int | None = None
+    device_allocated_bytes: int | None = None
+    device_used_bytes: int | None = None
     profiled: int = 1
     cpu_us: float = 0.0
     cuda_us: float = 0.0
-    cpu_peak_bytes: Optional[int] = None
-    cuda_peak_bytes: Optional[int] = None
+    cpu_peak_bytes: int | None = None
+    cuda_peak_bytes: int | None = None
 
 
 class Row(Struct):
@@ -142,28 +168,31 @@ class Measured(Row):
     rtf_p20: float
     rtf_p80: float
     profiled_cpu_rtf: float
-    profiled_cuda_rtf: Optional[float]
+    profiled_cuda_rtf: float | None
     p50_s: float
     p90_s: float
     p99_s: float
-    first_token_s: Optional[float]
+    first_token_s: float | None
     utterances_per_second: float
     streams: int
 
 
-def factor(value: Optional[float]) -> str:
+def factor(value: float | None) -> str:
     """Return a real-time factor as "4.31E-03"."""
     return "-" if value is None else f"{value:.2E}"
 
 
-def _of_cell(key: str, title: str = "", words: Optional[Callable[[Any], str]] = None, **fields: Any) -> Metric:
+def _of_cell(
+    key: str, title: str = "", words: Callable[[Any], str] | None = None, **fields: Any
+) -> Metric:
     """Return the metric of a number that the record of a cell has."""
     return metric(key, title, words, f"cell.{key}", **fields)
 
 
 _ms = partial(metric, scale=1e3, unit="s", better="lower")
 _mb = partial(_of_cell, scale=1 / text.MB, unit="bytes", better="lower")
-#: The numbers of a cell: keys in CSV and JSON, and columns of its table where they have a title, in this order.
+#: The numbers of a cell: keys in CSV and JSON, and columns of its table where they have a title, in
+#: this order.
 NUMBERS = (
     metric("n"),
     metric("rtf", "RTF", factor, better="lower"),
@@ -187,12 +216,15 @@ NUMBERS = (
 
 
 def row(position: Position, job: Job) -> Row:
-    """Return a cell, with its numbers where it was measured.  Raises ValueError for a record that is wrong."""
+    """Return a cell, with its numbers where it was measured.  Raises ValueError for a record that
+    is wrong."""
     if job.status != "ok":
         return Row(position, job.status, job.reason)
     (cell,) = job.of(Cell)
     times = [ns / 1e9 for ns in cell.wall_ns]
-    p20, p50, p80, p90, p99 = (statistics.quantile(times, part / 100) for part in (20, 50, 80, 90, 99))
+    p20, p50, p80, p90, p99 = (
+        statistics.quantile(times, part / 100) for part in (20, 50, 80, 90, 99)
+    )
     first = [ns / 1e9 for ns in cell.first_ns if ns is not None]
     audio = position.size * position.seconds
     profiled_us = 1e6 * cell.profiled * audio
@@ -217,12 +249,15 @@ def row(position: Position, job: Job) -> Row:
 
 
 def contradiction(row: Measured) -> float:
-    """Return how many times as long the median timed call was as the self time of a profiled one."""
+    """Return how many times as long the median timed call was as the self time of a profiled
+    one."""
     profiled = row.profiled_cpu_rtf + (row.profiled_cuda_rtf or 0)
     return row.rtf / profiled if profiled else 0.0
 
 
-def _both(words: Callable[[float], str], cpu: Optional[float], cuda: Optional[float], unit: str = "") -> str:
+def _both(
+    words: Callable[[float], str], cpu: float | None, cuda: float | None, unit: str = ""
+) -> str:
     """Return "5.15E-02 + 3.62E-02" or "0.00 + 1.47 GiB": CPU, and CUDA where it was used."""
     if cpu is None and cuda is None:
         return "-"
@@ -235,7 +270,7 @@ def _gib(size: float) -> str:
 
 
 #: Each grid by name: its title, and the function that words a cell.
-GRIDS: Dict[str, Tuple[str, Callable[[Measured], str]]] = {
+GRIDS: dict[str, tuple[str, Callable[[Measured], str]]] = {
     "real_time_factors": (
         "Real-time factor: seconds of computing for a second of audio",
         lambda row: factor(row.rtf) + (" busy" if row.cell.busy else ""),
@@ -252,19 +287,22 @@ GRIDS: Dict[str, Tuple[str, Callable[[Measured], str]]] = {
 
 
 def grid_of(name: str, rows: Sequence[Row], variant: str) -> show.Table:
-    """Return a grid: durations below each other, batch sizes side by side; a cell that is not ok shows its status."""
+    """Return a grid: durations below each other, batch sizes side by side; a cell that is not ok
+    shows its status."""
     title, words = GRIDS[name]
-    lines: Dict[float, Dict[str, show.Cell]] = {}
+    lines: dict[float, dict[str, show.Cell]] = {}
     for each in rows:
         seconds = each.position.seconds
         line = lines.setdefault(seconds, {"audio": show.Cell(f"{seconds:g}s")})
-        line[f"{each.position.size}"] = show.Cell(words(each) if isinstance(each, Measured) else each.status)
+        line[f"{each.position.size}"] = show.Cell(
+            words(each) if isinstance(each, Measured) else each.status
+        )
     columns = [show.Column(head, head != "audio") for head in next(iter(lines.values()))]
     heading = f"{title}{variant and ', '}{variant}; columns: batch sizes"
     return show.Table(name, heading, columns, [list(line.values()) for line in lines.values()])
 
 
-def total(rows: Sequence[Measured]) -> List[str]:
+def total(rows: Sequence[Measured]) -> list[str]:
     """Return the answer in a line: how fast at best, and how many live streams."""
     if not rows:
         return []
@@ -277,7 +315,9 @@ def total(rows: Sequence[Measured]) -> List[str]:
     if not best.streams:
         return [f"{words}; no real-time stream: no batch ends before its audio does"]
     load = ", beside other load" if best.cell.busy else ""
-    return [f"{words}; most concurrent real-time streams: {best.streams} ({at[1]}, 90% of calls in time{load})"]
+    return [
+        f"{words}; most concurrent real-time streams: {best.streams} ({at[1]}, 90% of calls in time{load})"
+    ]
 
 
 def answer(kept: Kept) -> Answer:
@@ -289,7 +329,11 @@ def answer(kept: Kept) -> Answer:
         for position in positions(config)
     ]
     parts = text.gathered((each.position.variant, each) for each in rows)
-    grids = [grid_of(name, part, how if len(parts) > 1 else "") for name in GRIDS for how, part in parts.items()]
+    grids = [
+        grid_of(name, part, how if len(parts) > 1 else "")
+        for name in GRIDS
+        for how, part in parts.items()
+    ]
     listed = [
         {
             "audio": show.Cell(f"{each.position.seconds:g}s", each.position.seconds),
@@ -306,11 +350,14 @@ def answer(kept: Kept) -> Answer:
     measured = [each for each in rows if isinstance(each, Measured)]
     busy = sum(bool(each.cell.busy) for each in measured)
     fewest = min((each.n for each in measured), default=0)
-    ratio, worst = max(((contradiction(each), each.position.job) for each in measured), default=(0.0, ""))
+    ratio, worst = max(
+        ((contradiction(each), each.position.job) for each in measured), default=(0.0, "")
+    )
     told = {
         **dict.fromkeys(kept.machine, True),
         f"{worst}: RTF is {ratio:.0f} times the profiled one and contradicts it: calls were timed before the model was "
-        "warm (give a larger --max-seconds), beside load, or outside of operators": ratio > CONTRADICTION,
+        "warm (give a larger --max-seconds), beside load, or outside of operators": ratio
+        > CONTRADICTION,
         f"audio: {example}, cut or looped": example,
         "audio: noise; for a model whose path depends on what is said (a beam search), give example_audio": not example,
         f"{text.count(busy, 'cell')} ran beside other load: times are too long": busy,

@@ -1,1 +1,2 @@
-"""Find the largest batch that fits into memory, of a loss or of a whole training: command, measure, rows."""
+"""Find the largest batch that fits into memory, of a loss or of a whole training: command, measure,
+rows."""

@@ -1,11 +1,12 @@
-"""The largest batches of a training, bucket by bucket: the bins, which job comes next, the table, lines to paste."""
+"""The largest batches of a training, bucket by bucket: the bins, which job comes next, the table,
+lines to paste."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from statistics import median
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 from msgspec import Struct
 
@@ -15,7 +16,8 @@ from rnnt_bench.records import schema
 from rnnt_bench.tools.kept import NOT_RUN, Answer, Job, Kept
 from rnnt_bench.tools.largest.search import LIMITS, TOLERANCE, Search, Try
 
-#: Part of the utterances of a bin that have no more tokens than its U; a longer text is to be left out.
+#: Part of the utterances of a bin that have no more tokens than its U; a longer text is to be left
+#: out.
 PERCENTILE = 98
 #: Steps of a probe: the second has the optimizer's states.
 PROBE_STEPS = 2
@@ -63,26 +65,27 @@ class Training(Struct, tag="training", kw_only=True):
     """
 
     model: str
-    losses: List[str]
-    buckets: List[Bucket]
+    losses: list[str]
+    buckets: list[Bucket]
     parts: schema.Positive
     seconds: float
     limit: str
     margin: float
-    words: List[str]
+    words: list[str]
 
 
-def of_utterances(utterances: Any, durations: int, parts: int) -> List[Bucket]:
+def of_utterances(utterances: Any, durations: int, parts: int) -> list[Bucket]:
     """Return bins of equal total duration, each cut into `parts` of equal duration by tokens.
 
     utterances: integers (utterances, 2), columns frames and tokens."""
     import numpy as np
 
-    def cut(rows: Any, column: int, count: int) -> List[Any]:
+    def cut(rows: Any, column: int, count: int) -> list[Any]:
         rows = rows[np.argsort(rows[:, column], kind="stable")]
         total = np.cumsum(rows[:, 0].astype(np.int64))
         at = np.searchsorted(total, total[-1] * np.arange(1, count) / count)
-        edges = np.searchsorted(rows[:, column], rows[at, column], side="right")  # equal ones stay together
+        # equal ones stay together
+        edges = np.searchsorted(rows[:, column], rows[at, column], side="right")
         return [part for part in np.split(rows, np.unique(edges)) if len(part)]
 
     buckets = []
@@ -95,9 +98,10 @@ def of_utterances(utterances: Any, durations: int, parts: int) -> List[Bucket]:
     return buckets
 
 
-def searches(config: Training, kept: Kept, loss: str) -> List[Search]:
-    """Return the search of each bucket.  The first size to try follows from the bucket of longer utterances."""
-    result: List[Search] = []
+def searches(config: Training, kept: Kept, loss: str) -> list[Search]:
+    """Return the search of each bucket.  The first size to try follows from the bucket of longer
+    utterances."""
+    result: list[Search] = []
     start, stride = 1, 1.0
     for number in range(len(config.buckets), 0, -1):
         bucket = config.buckets[number - 1]
@@ -110,9 +114,13 @@ def searches(config: Training, kept: Kept, loss: str) -> List[Search]:
     return result
 
 
-def together(config: Training, kept: Kept, loss: str) -> Tuple[Dict[int, int], str, Job]:
-    """Return the sizes of the buckets, those that failed among the others reduced; the last job, after its name."""
-    ends = {number: search.outcome(kept) for number, search in enumerate(searches(config, kept, loss), 1)}
+def together(config: Training, kept: Kept, loss: str) -> tuple[dict[int, int], str, Job]:
+    """Return the sizes of the buckets, those that failed among the others reduced; the last job,
+    after its name."""
+    ends = {
+        number: search.outcome(kept)
+        for number, search in enumerate(searches(config, kept, loss), 1)
+    }
     sizes = {number: end.size for number, end in ends.items() if end.size}
     for run in itertools.count(1):
         name = f"{loss} together-{run}".strip()
@@ -126,11 +134,13 @@ def together(config: Training, kept: Kept, loss: str) -> Tuple[Dict[int, int], s
     return sizes, name, job
 
 
-def coming(config: Training, kept: Kept) -> List[Tuple[str, str, Dict[int, int]]]:
-    """Return (loss, job, {bucket: N}) of what is to be tried next: the longest bucket first, then all together.
+def coming(config: Training, kept: Kept) -> list[tuple[str, str, dict[int, int]]]:
+    """Return (loss, job, {bucket: N}) of what is to be tried next: the longest bucket first, then
+    all together.
 
-    The steps of all losses together follow each other, after every search: their times are compared."""
-    probes: List[Tuple[str, str, Dict[int, int]]] = [
+    The steps of all losses together follow each other, after every search: their times are
+    compared."""
+    probes: list[tuple[str, str, dict[int, int]]] = [
         (loss, f"{search.name} probe-{size}", {number: size})
         for loss in config.losses
         for number, search in reversed([*enumerate(searches(config, kept, loss), 1)])
@@ -151,7 +161,7 @@ def answer(kept: Kept) -> Answer:
     """Return the table of a run, a bucket a row, the losses side by side."""
     config = schema.typed(kept.header.config, Training)
     result = Answer(kept.header.name)
-    rows: List[Dict[str, Cell]] = [
+    rows: list[dict[str, Cell]] = [
         {"bucket": measured(number), "T": measured(bucket.T), "U": measured(bucket.U)}
         for number, bucket in enumerate(config.buckets, 1)
     ]
@@ -160,16 +170,26 @@ def answer(kept: Kept) -> Answer:
     beyond = sum(bucket.beyond for bucket in config.buckets)
     if beyond:
         total = sum(bucket.count for bucket in config.buckets)
-        result.lines.append(f"leave out utterances of more tokens than their bucket's U: {beyond:,} of {total:,}")
-    result.lines.append(f"limit: {config.limit}, of which {config.margin:.0%} stayed free in the search")
+        result.lines.append(
+            f"leave out utterances of more tokens than their bucket's U: {beyond:,} of {total:,}"
+        )
+    result.lines.append(
+        f"limit: {config.limit}, of which {config.margin:.0%} stayed free in the search"
+    )
     result.lines += [*kept.machine, *config.words]
     unknown = "not known yet; --resume goes on" if coming(config, kept) else "no bucket fits both"
-    result.total = [_bought(result.rows, config.losses[0], loss, unknown) for loss in config.losses[1:]]
-    result.tables = [tabulated("largest", f"The largest batch of {config.model} in each bucket", rows)]
+    result.total = [
+        _bought(result.rows, config.losses[0], loss, unknown) for loss in config.losses[1:]
+    ]
+    result.tables = [
+        tabulated("largest", f"The largest batch of {config.model} in each bucket", rows)
+    ]
     return result
 
 
-def _add(result: Answer, rows: List[Dict[str, Cell]], config: Training, kept: Kept, loss: str) -> None:
+def _add(
+    result: Answer, rows: list[dict[str, Cell]], config: Training, kept: Kept, loss: str
+) -> None:
     """Add what is known of a loss to the answer, and its columns to the rows of the table."""
     sizes, _, job = together(config, kept, loss)
     timed = [step for step in job.of(Try) if step.ns and not step.peak_bytes]
@@ -178,7 +198,7 @@ def _add(result: Answer, rows: List[Dict[str, Cell]], config: Training, kept: Ke
         outcome = search.outcome(kept)
         size = sizes.get(number)
         step = outcome.heaviest
-        values: Dict[str, Any] = {
+        values: dict[str, Any] = {
             "loss": loss,
             "bucket": number,
             "T": bucket.T,
@@ -213,20 +233,22 @@ def _add(result: Answer, rows: List[Dict[str, Cell]], config: Training, kept: Ke
         result.forms.update(_forms(config, in_order))
 
 
-def _bought(rows: List[Dict[str, Any]], first: str, loss: str, unknown: str) -> str:
-    """Return "fused over torchaudio: N 4.1 to 9.8 times, utterances/s 1.1 to 1.6 times", over the buckets; unknown:
-    the words where no bucket has both."""
+def _bought(rows: list[dict[str, Any]], first: str, loss: str, unknown: str) -> str:
+    """Return "fused over torchaudio: N 4.1 to 9.8 times, utterances/s 1.1 to 1.6 times", over the
+    buckets; unknown: the words where no bucket has both."""
     parts = []
     for key, title in (("N", "N"), ("utterances_per_second", "utterances/s")):
         before = {row["bucket"]: row[key] for row in rows if row["loss"] == first}
         after = {row["bucket"]: row[key] for row in rows if row["loss"] == loss}
-        ratios = [after[number] / value for number, value in before.items() if value and after[number]]
+        ratios = [
+            after[number] / value for number, value in before.items() if value and after[number]
+        ]
         if ratios:
             parts.append(f"{title} {min(ratios):.1f} to {max(ratios):.1f} times")
     return f"{loss} over {first}: {', '.join(parts) or unknown}"
 
 
-def _max_duration(config: Training, sizes: List[int], tail: str) -> str:
+def _max_duration(config: Training, sizes: list[int], tail: str) -> str:
     """Return the max_duration for those who can set nothing else, and what it wastes."""
     seconds = [size * bucket.T * config.seconds for size, bucket in zip(sizes, config.buckets)]
     least = min(seconds)
@@ -235,9 +257,10 @@ def _max_duration(config: Training, sizes: List[int], tail: str) -> str:
     return f"max_duration{tail} (N x longest): {math.floor(least)} s, {words}"
 
 
-def _forms(config: Training, sizes: List[int]) -> Dict[str, str]:
-    """Return the lines to paste by format.  lhotse's constraint knows durations alone: the smaller of a bin's sizes."""
-    by_duration: Dict[float, int] = {}
+def _forms(config: Training, sizes: list[int]) -> dict[str, str]:
+    """Return the lines to paste by format.  lhotse's constraint knows durations alone: the smaller
+    of a bin's sizes."""
+    by_duration: dict[float, int] = {}
     for bucket, size in zip(config.buckets, sizes):
         bound = _seconds(config, bucket)
         by_duration[bound] = min(size, by_duration.get(bound, size))

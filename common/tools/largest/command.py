@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 from rnnt_bench.cli import benchmark
 from rnnt_bench.cli import shapes as shape_files
@@ -39,7 +39,16 @@ EXAMPLES = """examples:
 
 Exit code: 0 if every loss that can run here has an answer; 1 if one failed; 2 for bad usage."""
 #: Settings that have no meaning here: all steps are of the heaviest batches, and nothing is timed.
-WITHOUT = ("passes", "scopes", "sort_utterance", "batch_size", "max_frames", "batches", "num_batches", "mode")
+WITHOUT = (
+    "passes",
+    "scopes",
+    "sort_utterance",
+    "batch_size",
+    "max_frames",
+    "batches",
+    "num_batches",
+    "mode",
+)
 #: Settings that have a meaning for a model.
 OF_MODEL = ("shape_file", "seed", "threads", "vocab_size", "file_vocab_size")
 #: Ends of the names of lhotse's manifests.
@@ -48,7 +57,8 @@ MANIFESTS = (".json", ".jsonl", ".gz")
 TRAINED = "rnnt_bench.tools.transducer:Trained"
 #: Utterances of the batch on which correctness is judged, before the size is known.
 JUDGED = 2
-#: Share of a CPU's available memory that is the limit by default. The loaded process and others need the rest.
+#: Share of a CPU's available memory that is the limit by default. The loaded process and others
+#: need the rest.
 SHARE_OF_AVAILABLE = 0.9
 #: Of a process that tries a size: each further arena of glibc would reserve 64 MB of address space.
 VARIABLES = {**settings.MEMORY_VARIABLES, "MALLOC_ARENA_MAX": "1"}
@@ -68,12 +78,19 @@ def parser() -> Parser:
     )
     _add_model(result.add_argument_group("the batch of a whole training, bucket by bucket"))
     group.add_argument(
-        "--largest-cap", type=flag_types.whole(1), metavar="K", help="Try no more than so many. Default: all"
+        "--largest-cap",
+        type=flag_types.whole(1),
+        metavar="K",
+        help="Try no more than so many. Default: all",
     )
     words = "Search the largest --max-frames of utterances sorted by length, not the largest --batch-size"
     add_setting(group, "sort_utterance", words)
     add_setting(group, "batch_size", "The first size to try. Default: by --preset")
-    add_setting(group, "max_frames", "The first size to try with --sort-utterance true. Default: by --preset")
+    add_setting(
+        group,
+        "max_frames",
+        "The first size to try with --sort-utterance true. Default: by --preset",
+    )
     add_setting(group, "scopes", "What must fit, one of loss and step. Default: step")
     for title in (settings.MEASURED, settings.BATCHES, settings.LENGTHS):
         group = result.add_argument_group(title)
@@ -82,7 +99,9 @@ def parser() -> Parser:
                 add_setting(group, key, setting.help_text())
     group = result.add_argument_group("the run")
     add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
-    group.add_argument("--in-place", action="store_true", help="Run everything in this Python, with what it has.")
+    group.add_argument(
+        "--in-place", action="store_true", help="Run everything in this Python, with what it has."
+    )
     commands.add_flags(
         group,
         folder="largest-<what>",
@@ -94,7 +113,7 @@ def parser() -> Parser:
     return result
 
 
-def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = None) -> int:
+def main(arguments: argparse.Namespace, executor: session.Executor | None = None) -> int:
     """Search the largest batch of each loss, or of each bucket of a model; return the exit code."""
     if arguments.model:
         return _of_model(arguments, executor)
@@ -105,14 +124,17 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
     names = chosen(arguments)
     choices = interpreters.choose_all(names, arguments.in_place, arguments.loss)
     interpreters.need_torch(choices)
-    device = interpreters.resolve_device(arguments.device, [choice.python for choice in choices.values()])
+    device = interpreters.resolve_device(
+        arguments.device, [choice.python for choice in choices.values()]
+    )
     if tuple(arguments.only) == standard():
         names = benchmark.default_rows(names, device, False, arguments.topology)
     given = read_settings(arguments)
     kinds = {find(name).kind for name in names}
     settings.check_kinds([key for key, value in given.items() if value is not None], kinds)
     resolved = settings.resolve(
-        {**given, "scopes": arguments.scopes or ("step",), "batches": "first", "num_batches": 1}, device
+        {**given, "scopes": arguments.scopes or ("step",), "batches": "first", "num_batches": 1},
+        device,
     )
     limit, size = memory_limit(arguments.memory_limit, device)
     config = losses.Losses(
@@ -129,7 +151,7 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
     )
     sized = "max_frames" if resolved.sort_utterance else "batch_size"
 
-    def task(name: str, pass_name: str, tried: int, limit_bytes: Optional[int] = size) -> job.Task:
+    def task(name: str, pass_name: str, tried: int, limit_bytes: int | None = size) -> job.Task:
         row = find(name)
         given = {
             "implementation": name,
@@ -145,12 +167,21 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
     few = config.losses[0].low if resolved.sort_utterance else JUDGED
     tasks = [task(name, "correctness", few) for name in names if name not in config.missing]
 
-    def follow(run: kept.Kept) -> List[job.Task]:
+    def follow(run: kept.Kept) -> list[job.Task]:
         limit_bytes = _limit_of(run, device, size)
         return [task(*coming, limit_bytes) for coming in losses.coming(config, run)]
 
     return commands.measured(
-        TOOL, sized.replace("_", "-"), config, tasks, resolved, arguments, losses.answer, executor, False, follow
+        TOOL,
+        sized.replace("_", "-"),
+        config,
+        tasks,
+        resolved,
+        arguments,
+        losses.answer,
+        executor,
+        False,
+        follow,
     )
 
 
@@ -165,7 +196,12 @@ def _add_model(group: Any) -> None:
         "V); a model of transformers takes its own. Else its module has batch(N, T, U) and step(model, batch) -> loss. "
         "Or the Conformer transducer of `rnnt-bench profile`: the YAML file of its sizes, or icefall.",
     )
-    group.add_argument("--args", type=flag_types.path, metavar="FILE", help="YAML or JSON file of --model's arguments.")
+    group.add_argument(
+        "--args",
+        type=flag_types.path,
+        metavar="FILE",
+        help="YAML or JSON file of --model's arguments.",
+    )
     group.add_argument(
         "--arg",
         action="append",
@@ -202,9 +238,15 @@ def _add_model(group: Any) -> None:
         metavar="P%",
         help="Share of the limit to leave free in the search. Default: 5%%",
     )
-    group.add_argument("--optimizer", default="AdamW", metavar="NAME", help="Class of torch.optim. Default: AdamW")
-    group.add_argument("--amp", choices=("bfloat16",), help="Run the model under autocast. Default: none")
-    group.add_argument("--features", type=whole, default=80, metavar="F", help="Features of a frame. Default: 80")
+    group.add_argument(
+        "--optimizer", default="AdamW", metavar="NAME", help="Class of torch.optim. Default: AdamW"
+    )
+    group.add_argument(
+        "--amp", choices=("bfloat16",), help="Run the model under autocast. Default: none"
+    )
+    group.add_argument(
+        "--features", type=whole, default=80, metavar="F", help="Features of a frame. Default: 80"
+    )
     group.add_argument(
         "--hop",
         type=whole,
@@ -214,13 +256,13 @@ def _add_model(group: Any) -> None:
     )
 
 
-def _buckets(text: str) -> Tuple[int, int]:
+def _buckets(text: str) -> tuple[int, int]:
     durations, _, parts = text.partition("x")
     whole = flag_types.whole(1)
     return whole(durations), whole(parts or "1")
 
 
-def _of_model(arguments: argparse.Namespace, executor: Optional[session.Executor]) -> int:
+def _of_model(arguments: argparse.Namespace, executor: session.Executor | None) -> int:
     """Search the largest batch of each bucket of a model; return the exit code."""
     arguments.shape_file = arguments.shape_file or files.ROOT / "data" / "shape_info.features.pt"
     is_manifest = arguments.shape_file.suffix in MANIFESTS
@@ -244,10 +286,11 @@ def _of_model(arguments: argparse.Namespace, executor: Optional[session.Executor
         words=[", ".join([arguments.optimizer, *amp, *of_model])],
     )
 
-    def task(loss: str, called: str, sizes: Dict[int, int], limit_bytes: Optional[int]) -> job.Task:
+    def task(loss: str, called: str, sizes: dict[int, int], limit_bytes: int | None) -> job.Task:
         alone = "probe" in called
         chosen = [
-            (number, N, config.buckets[number - 1].T, config.buckets[number - 1].U) for number, N in sizes.items()
+            (number, N, config.buckets[number - 1].T, config.buckets[number - 1].U)
+            for number, N in sizes.items()
         ]
         given = {
             **model,
@@ -256,50 +299,79 @@ def _of_model(arguments: argparse.Namespace, executor: Optional[session.Executor
             "amp": bool(arguments.amp),
             "hop": arguments.hop,
             "buckets": chosen,
-            "steps": buckets.PROBE_STEPS if alone else max(buckets.TOGETHER, buckets.OF_BUCKET * len(sizes)),
+            "steps": buckets.PROBE_STEPS
+            if alone
+            else max(buckets.TOGETHER, buckets.OF_BUCKET * len(sizes)),
             "limit_bytes": limit_bytes,
             "memory_limit": arguments.memory_limit,
             "share": 1 - arguments.margin if alone else 1.0,
         }
         return job.Task(called, TOOL, given, environment=VARIABLES)
 
-    def follow(run: kept.Kept) -> List[job.Task]:
+    def follow(run: kept.Kept) -> list[job.Task]:
         limit_bytes = _limit_of(run, device, size)
         return [task(*coming, limit_bytes) for coming in buckets.coming(config, run)]
 
     called = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(arguments.model).name)
-    return commands.measured(TOOL, called, config, [], resolved, arguments, losses.answer, executor, follow=follow)
+    return commands.measured(
+        TOOL, called, config, [], resolved, arguments, losses.answer, executor, follow=follow
+    )
 
 
-def _utterances(path: Path, is_manifest: bool, bpe_model: Optional[Path]) -> Tuple[Any, float]:
-    """Return feature frames and tokens of each utterance, (utterances, 2), and the seconds of a frame."""
-    from rnnt_bench.data import batching, generation, shapes  # bring numpy, which --help does without
+def _utterances(path: Path, is_manifest: bool, bpe_model: Path | None) -> tuple[Any, float]:
+    """Return feature frames and tokens of each utterance, (utterances, 2), and the seconds of a
+    frame."""
+    from rnnt_bench.data import (  # bring numpy, which --help does without
+        batching,
+        generation,
+        shapes,
+    )
 
     if not is_manifest:
         utterances = shapes.load(path)
-        utterances[:, 0] = shapes.feature_frames(utterances[:, 0], shapes.subsampling(path) or batching.SUBSAMPLING)
+        utterances[:, 0] = shapes.feature_frames(
+            utterances[:, 0], shapes.subsampling(path) or batching.SUBSAMPLING
+        )
         return utterances, shapes.frame_shift(path)
     if bpe_model is None:
-        raise UserError(f"--shape-file {path}: a manifest has texts; give --bpe-model, which counts their tokens")
-    flags = shape_files.parser().parse_args(["--manifest", str(path), "--bpe-model", str(bpe_model)])
+        raise UserError(
+            f"--shape-file {path}: a manifest has texts; give --bpe-model, which counts their tokens"
+        )
+    flags = shape_files.parser().parse_args(
+        ["--manifest", str(path), "--bpe-model", str(bpe_model)]
+    )
     return generation.from_manifest(flags, [])[1], flags.frame_shift
 
 
-def _named(arguments: argparse.Namespace, vocab_size: int, device: str) -> Dict[str, Any]:
-    """Return the model that --model names, with its arguments and the sizes of a batch, as a job takes them."""
+def _named(arguments: argparse.Namespace, vocab_size: int, device: str) -> dict[str, Any]:
+    """Return the model that --model names, with its arguments and the sizes of a batch, as a job
+    takes them."""
     if arguments.model == ICEFALL or Path(arguments.model).suffix in (".yaml", ".yml", ".json"):
         sizes = read_sizes(arguments.model, arguments.arg, "--arg")
         config = ICEFALL if arguments.model == ICEFALL else ""
         values = {**as_written(sizes), "config": config, "device": device}
-        return {"model": TRAINED, "arguments": values, "features": sizes.features, "vocab_size": sizes.vocab_size}
+        return {
+            "model": TRAINED,
+            "arguments": values,
+            "features": sizes.features,
+            "vocab_size": sizes.vocab_size,
+        }
     values = configuration.read(arguments.args) if arguments.args else {}
-    values.update((key, configuration.parsed(value, f"--arg {key}")) for key, value in arguments.arg)
+    values.update(
+        (key, configuration.parsed(value, f"--arg {key}")) for key, value in arguments.arg
+    )
     name = configuration.python_name(arguments.model, Path())
-    return {"model": name, "arguments": values, "features": arguments.features, "vocab_size": vocab_size}
+    return {
+        "model": name,
+        "arguments": values,
+        "features": arguments.features,
+        "vocab_size": vocab_size,
+    }
 
 
-def _sizes(resolved: settings.Settings, largest_cap: Optional[int]) -> Tuple[int, int, int]:
-    """Return the smallest size, the largest, and the first to try.  Raises UserError for a cap below the smallest."""
+def _sizes(resolved: settings.Settings, largest_cap: int | None) -> tuple[int, int, int]:
+    """Return the smallest size, the largest, and the first to try.  Raises UserError for a cap
+    below the smallest."""
     from rnnt_bench.data import batching
 
     totals = batching.load(resolved)[0].totals()
@@ -322,14 +394,15 @@ def _unit(resolved: settings.Settings) -> str:
     return "padded frames (N x longest T)" if resolved.max_frames_padded else "frames (sum of T)"
 
 
-def _limit_of(run: kept.Kept, device: str, size: Optional[int]) -> Optional[int]:
-    """Return the limit of the next tasks in bytes: on a CPU that of a run that goes on, else `size`."""
+def _limit_of(run: kept.Kept, device: str, size: int | None) -> int | None:
+    """Return the limit of the next tasks in bytes: on a CPU that of a run that goes on, else
+    `size`."""
     return (limit_of(run) if device == "cpu" else None) or size
 
 
-def memory_limit(asked: Optional[str], device: str) -> Tuple[str, Optional[int]]:
-    """Return the limit in words, and on a CPU in bytes: no more than is safe to use, with a warning if that is less
-    than was asked for.  Raises UserError without /proc."""
+def memory_limit(asked: str | None, device: str) -> tuple[str, int | None]:
+    """Return the limit in words, and on a CPU in bytes: no more than is safe to use, with a warning
+    if that is less than was asked for.  Raises UserError without /proc."""
     words = f"--memory-limit {asked}" if asked else "what is available"
     if device != "cpu":
         return words, None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
-
 from msgspec import Struct, structs
 
 from rnnt_bench.analysis.groups import TITLES
@@ -31,18 +29,18 @@ class Losses(Struct, tag="losses", kw_only=True):
         words: what is the same for all: sizes, dtype, shape file
     """
 
-    losses: List[Search]
-    kinds: Dict[str, str]
-    missing: Dict[str, str]
+    losses: list[Search]
+    kinds: dict[str, str]
+    missing: dict[str, str]
     capped: bool
     unit: str
     limit: str
-    words: List[str]
+    words: list[str]
 
 
-def state(config: Losses, search: Search, kept: Kept) -> Tuple[Outcome, Optional[Tuple[str, int]]]:
-    """Return how far the search of a loss is, with its correctness before and the judgement of the size found after it,
-    and (pass, size) of the job that comes next; None where none does."""
+def state(config: Losses, search: Search, kept: Kept) -> tuple[Outcome, tuple[str, int] | None]:
+    """Return how far the search of a loss is, with its correctness before and the judgement of the
+    size found after it, and (pass, size) of the job that comes next; None where none does."""
     if search.name in config.missing:
         return Outcome(None, "missing", config.missing[search.name]), None
     correct = kept.job(f"{search.name} correctness")
@@ -66,8 +64,9 @@ def state(config: Losses, search: Search, kept: Kept) -> Tuple[Outcome, Optional
     return end, ("judge", largest)
 
 
-def coming(config: Losses, kept: Kept) -> List[Tuple[str, str, int]]:
-    """Return (loss, pass, size) of the next job of each right loss: the sizes, then a step of the size found."""
+def coming(config: Losses, kept: Kept) -> list[tuple[str, str, int]]:
+    """Return (loss, pass, size) of the next job of each right loss: the sizes, then a step of the
+    size found."""
     jobs = {search.name: state(config, search, kept)[1] for search in config.losses}
     return [(name, *job) for name, job in jobs.items() if job]
 
@@ -97,7 +96,9 @@ def answer(kept: Kept) -> Answer:
                 "within": Cell(amount(step.limit_bytes) if step else "-"),
                 "largest that fits": Cell(end.shown, end.size),
                 "limited by": Cell(caps.get(end.limited_by, end.limited_by or "-")),
-                "heaviest batch N x T x U+1": Cell(f"{step.N} x {step.T} x {step.U + 1}" if step else "-"),
+                "heaviest batch N x T x U+1": Cell(
+                    f"{step.N} x {step.T} x {step.U + 1}" if step else "-"
+                ),
                 "peak MB": measured(peak),
                 "torch": Cell((where.torch or "-").partition("+")[0]),
                 "version": Cell(where.implementation_version or "-"),
@@ -117,9 +118,16 @@ def answer(kept: Kept) -> Answer:
             }
         )
     title = f"The largest batch, in {config.unit}, within {config.limit}"
-    exact = {name: end for name, end in ends.items() if kinds[name] in ("exact", implementations.BY_UTTERANCE)}
+    exact = {
+        name: end
+        for name, end in ends.items()
+        if kinds[name] in ("exact", implementations.BY_UTTERANCE)
+    }
     approximate = {name: end for name, end in ends.items() if kinds[name] == "pruned"}
-    total = [_verdict("exact", exact, config.unit), _verdict("approximate", approximate, config.unit)]
+    total = [
+        _verdict("exact", exact, config.unit),
+        _verdict("approximate", approximate, config.unit),
+    ]
     return Answer(
         kept.header.name,
         list(filter(None, total)),
@@ -131,8 +139,9 @@ def answer(kept: Kept) -> Answer:
     )
 
 
-def _verdict(title: str, ends: Dict[str, Outcome], unit: str) -> str:
-    """Return "largest batch, exact: fused, 48 utterances; next is k2 at 6"; withheld where a search did not end."""
+def _verdict(title: str, ends: dict[str, Outcome], unit: str) -> str:
+    """Return "largest batch, exact: fused, 48 utterances; next is k2 at 6"; withheld where a search
+    did not end."""
     sizes = {name: end.size for name, end in ends.items() if end.size and end.status != "wrong"}
     if not sizes:
         return ""

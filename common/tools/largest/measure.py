@@ -1,18 +1,19 @@
 """Try the steps of a size under a limit on memory, and judge the largest that fits.
 
-A probe runs one step of the heaviest batches of a size, in a process of its own, under an enforced limit: a step that
-runs out of memory, whatever the error is called, does not fit.
+A probe runs one step of the heaviest batches of a size, in a process of its own, under an enforced
+limit: a step that runs out of memory, whatever the error is called, does not fit.
 
-The correctness pass of a search judges few utterances, since it comes before the size is known.  So a step of the
-heaviest batch at the size found is judged too, as one after timing is: its loss, and random sums of its gradient.  The
-oracle computes some frames at a time.
+The correctness pass of a search judges few utterances, since it comes before the size is known.  So
+a step of the heaviest batch at the size found is judged too, as one after timing is: its loss, and
+random sums of its gradient.  The oracle computes some frames at a time.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Iterator, Mapping
+from typing import Any
 
 from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.settings import Settings
@@ -29,26 +30,32 @@ from rnnt_bench.tools.largest.search import Try
 
 
 def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
-    """Yield the records of a pass of a loss ("correctness", "probe" or "judge"), or of steps of a model."""
+    """Yield the records of a pass of a loss ("correctness", "probe" or "judge"), or of steps of a
+    model."""
     given = job["given"]
     if "model" in given:
         yield from model.run(job)
         return
     name = given["pass"]
-    context = subject.prepare({**given, "shared": job.get("shared")}, Settings.from_json(job["settings"]))
+    context = subject.prepare(
+        {**given, "shared": job.get("shared")}, Settings.from_json(job["settings"])
+    )
     if name == "correctness":
         yield from subject.carried_out(context, correctness.run)
     else:
-        subject.check_shortest(context.adapter, context.all_batches, range(len(context.all_batches)))
+        subject.check_shortest(
+            context.adapter, context.all_batches, range(len(context.all_batches))
+        )
         function = probe if name == "probe" else judge
         yield from subject.carried_out(context, partial(function, given=given))
 
 
 def limit_of(context, scope: str, given: Mapping[str, Any]) -> Limit:
-    """Return the memory limit, after a step of one utterance, which loads and compiles all that a first step does.
+    """Return the memory limit, after a step of one utterance, which loads and compiles all that a
+    first step does.
 
-    On CUDA a step of one utterance of each batch: each size may have kernels of its own, which take memory when first
-    launched.
+    On CUDA a step of one utterance of each batch: each size may have kernels of its own, which take
+    memory when first launched.
     """
     tried = heaviest(context.all_batches) if context.device.type == "cuda" else context.batches[:1]
     for batch in tried:
@@ -80,7 +87,8 @@ def probe(context, given: Mapping[str, Any]) -> Iterator[Measured]:
 
 
 def judge(context, given: Mapping[str, Any]) -> Iterator[Stop]:
-    """Yield a ``stop`` record of the errors of a step of the heaviest batch; raise WrongResult if it is wrong.
+    """Yield a ``stop`` record of the errors of a step of the heaviest batch; raise WrongResult if
+    it is wrong.
 
     The limit protects the machine, with the slack for inputs; the oracle is outside of it."""
     (scope,) = context.settings.scopes
@@ -91,7 +99,9 @@ def judge(context, given: Mapping[str, Any]) -> Iterator[Stop]:
         step = context.step(scope, batch, after_timing.FURTHER_REPEAT)
         loss = float(step.run())
         prepared = step.prepared
-        right = Right(context.adapter, context.model, scope, [] if has_none else [step], [after_timing.ONE])
+        right = Right(
+            context.adapter, context.model, scope, [] if has_none else [step], [after_timing.ONE]
+        )
         sketch = right.sketch_of_loss(after_timing.seed_of(context))
         del step, right
         context.model.zero_grad(set_to_none=True)

@@ -1,7 +1,9 @@
-"""Try whole training steps of a user's model: its loss, backward and optimizer, under a limit on all that they hold.
+"""Try whole training steps of a user's model: its loss, backward and optimizer, under a limit on
+all that they hold.
 
-The limit counts from the process with torch and the model's module imported, so it holds the weights, the optimizer's
-states and the batch too.  A probe runs two steps: the second has the optimizer's states.
+The limit counts from the process with torch and the model's module imported, so it holds the
+weights, the optimizer's states and the batch too.  A probe runs two steps: the second has the
+optimizer's states.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import importlib
 import inspect
 import random
 import time
-from typing import Any, Dict, Iterator, List, Mapping, Tuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
@@ -29,8 +32,8 @@ from rnnt_bench.tools.largest.search import Try
 def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
     """Yield what is tried before each step, what it took after it, and the peak of all.
 
-    The steps are those of all buckets of the job, in random order.  Raises OutOfMemory, and UserError, which names the
-    bucket, for a model that cannot be made, or refuses a batch."""
+    The steps are those of all buckets of the job, in random order.  Raises OutOfMemory, and
+    UserError, which names the bucket, for a model that cannot be made, or refuses a batch."""
     settings, given = Settings.from_json(job["settings"]), job["given"]
     device = set_up_torch(settings)
     yield environment(settings, device)
@@ -39,8 +42,13 @@ def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
     warm = torch.ones(64, 64, device=device, requires_grad=True)
     (warm @ warm).sum().backward()  # starts the threads and loads the library
     optimizer([warm], lr=0.0).step()  # which loads modules when it first runs
-    limit = Device(given["memory_limit"], device) if device.type == "cuda" else AddressSpace(given["limit_bytes"])
-    buckets: List[Tuple[int, int, int, int]] = [tuple(bucket) for bucket in given["buckets"]]  # number, N, T, U
+    limit = (
+        Device(given["memory_limit"], device)
+        if device.type == "cuda"
+        else AddressSpace(given["limit_bytes"])
+    )
+    # number, N, T, U
+    buckets: list[tuple[int, int, int, int]] = [tuple(bucket) for bucket in given["buckets"]]
     draw = random.Random(settings.seed)
     rounds = -(-given["steps"] // len(buckets))
     order = [bucket for _ in range(rounds) for bucket in draw.sample(buckets, len(buckets))]
@@ -64,26 +72,37 @@ def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
     yield Measured(value=as_written(tried))
 
 
-def imported(name: str) -> Dict[str, Any]:
-    """Import the module of a model; return its functions `batch` and `step`, where it has them.  Raises UserError."""
+def imported(name: str) -> dict[str, Any]:
+    """Import the module of a model; return its functions `batch` and `step`, where it has them.
+    Raises UserError."""
     module = loading.module(name.rpartition(":")[0])
-    return {key: getattr(module, key) for key in ("batch", "step") if callable(getattr(module, key, None))}
+    return {
+        key: getattr(module, key)
+        for key in ("batch", "step")
+        if callable(getattr(module, key, None))
+    }
 
 
 class Training:
     """A model with its loss and optimizer.  Raises UserError for what cannot be made."""
 
-    def __init__(self, given: Mapping[str, Any], device: torch.device, own: Mapping[str, Any], optimizer: Any):
+    def __init__(
+        self, given: Mapping[str, Any], device: torch.device, own: Mapping[str, Any], optimizer: Any
+    ):
         self.given, self.device, self.own = given, device, own
-        self.model: Any = self._model(given["model"], dict(given["arguments"]), given["loss"]).train()
+        self.model: Any = self._model(
+            given["model"], dict(given["arguments"]), given["loss"]
+        ).train()
         self.optimizer = optimizer(self.model.parameters(), lr=1e-5)
 
-    def _model(self, name: str, arguments: Dict[str, Any], loss: str) -> torch.nn.Module:
+    def _model(self, name: str, arguments: dict[str, Any], loss: str) -> torch.nn.Module:
         maker = loading.imported(name)
         if loss and "loss" in inspect.signature(maker).parameters:
             return loading.load(name, {**arguments, "loss": loss}, str(self.device))
         if hasattr(maker, "config_class"):  # a model of transformers, of random weights
-            model = loading.made(name, lambda: maker(maker.config_class(**arguments)), {}).to(self.device)
+            model = loading.made(name, lambda: maker(maker.config_class(**arguments)), {}).to(
+                self.device
+            )
         else:
             model = loading.load(name, arguments, str(self.device))
         if loss == "fused" and hasattr(model, "joint"):
@@ -91,18 +110,26 @@ class Training:
             try:
                 return recipes.patch(model)
             except ValueError as error:
-                raise UserError(f"--losses fused: {error}; give the factory an argument `loss`") from error
+                raise UserError(
+                    f"--losses fused: {error}; give the factory an argument `loss`"
+                ) from error
         if loss:
-            raise UserError(f"--losses {loss}: {name} takes no argument `loss`; give its factory one")
+            raise UserError(
+                f"--losses {loss}: {name} takes no argument `loss`; give its factory one"
+            )
         return model
 
     def step(self, N: int, T: int, U: int, number: int) -> None:
-        """Run forward, backward and the optimizer's step on a new batch.  Raises UserError for a batch that the model
-        refuses, and what tells of lack of memory as it is."""
+        """Run forward, backward and the optimizer's step on a new batch.  Raises UserError for a
+        batch that the model refuses, and what tells of lack of memory as it is."""
         try:
             batch = self.batch(N, T, U)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.given["amp"]):
-                loss = self.own["step"](self.model, batch) if "step" in self.own else self.forward(batch)
+                loss = (
+                    self.own["step"](self.model, batch)
+                    if "step" in self.own
+                    else self.forward(batch)
+                )
             loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
@@ -112,16 +139,23 @@ class Training:
             if is_out_of_memory(error):
                 raise
             where = f"bucket {number}, a batch of N {N}, T {T}, U {U}"
-            raise UserError(f"{where}: the step fails: {type(error).__name__}: {text.first_line(error)}") from error
+            raise UserError(
+                f"{where}: the step fails: {type(error).__name__}: {text.first_line(error)}"
+            ) from error
 
     def batch(self, N: int, T: int, U: int) -> Any:
-        """Return a batch of N utterances, as the module's `batch` makes it, or as the model's forward takes it."""
+        """Return a batch of N utterances, as the module's `batch` makes it, or as the model's
+        forward takes it."""
         if "batch" in self.own:
             made = self.own["batch"](N, T, U)
-            return tree_map(lambda part: part.to(self.device) if hasattr(part, "to") else part, made)
+            return tree_map(
+                lambda part: part.to(self.device) if hasattr(part, "to") else part, made
+            )
         symbols = torch.randint(1, self.given["vocab_size"], (N, U), device=self.device)
         name = getattr(self.model, "main_input_name", "")
-        size = (N, T * self.given["hop"]) if name == "input_values" else (N, T, self.given["features"])
+        size = (
+            (N, T * self.given["hop"]) if name == "input_values" else (N, T, self.given["features"])
+        )
         inputs = torch.randn(size, device=self.device)
         if not name:
             started = torch.nn.functional.pad(symbols, (1, 0))
@@ -139,17 +173,23 @@ class Training:
     def forward(self, batch: Any) -> torch.Tensor:
         """Return the loss of the model's own forward, or of its logits (N, T, U+1, V)."""
         outputs = self.model(**batch) if isinstance(batch, Mapping) else self.model(*batch)
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+        loss = (
+            outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+        )
         if loss is not None:
             return loss.sum()
         first = outputs[0] if isinstance(outputs, (tuple, list)) else outputs
         if first.dim() < 3:
             return first.sum()
         if first.dim() != 4:
-            raise TypeError("the model returns no loss and no logits (N, T, U+1, V): define step(model, batch)")
+            raise TypeError(
+                "the model returns no loss and no logits (N, T, U+1, V): define step(model, batch)"
+            )
         from torchaudio.functional import rnnt_loss
 
         N, T, U, _ = first.shape  # all utterances are of equal length
-        frames, tokens = (torch.full((N,), size, dtype=torch.int32, device=self.device) for size in (T, U - 1))
+        frames, tokens = (
+            torch.full((N,), size, dtype=torch.int32, device=self.device) for size in (T, U - 1)
+        )
         targets = batch[2][:, 1:].int().contiguous()
         return rnnt_loss(first.float(), targets, frames, tokens, blank=0, reduction="mean")

@@ -1,15 +1,17 @@
-"""Search the largest size that fits, from the records of the sizes that were tried: strides, then bisection."""
+"""Search the largest size that fits, from the records of the sizes that were tried: strides, then
+bisection."""
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Tuple
+from collections.abc import Mapping
 
 from msgspec import Struct
 
 from rnnt_bench.records.schema import Bytes, Count, Duration, Positive
 from rnnt_bench.tools.kept import NOT_RUN, Job, Kept
 
-#: A search ends when the largest size that fits and the smallest that does not are this close, as a fraction.
+#: A search ends when the largest size that fits and the smallest that does not are this close, as a
+#: fraction.
 TOLERANCE = 0.05
 #: Whether a size fits, by the status of its probe.  Any other status is no answer.
 OUTCOMES = {"ok": True, "oom": False, "timeout": False}
@@ -31,16 +33,20 @@ class Try(Struct, kw_only=True, omit_defaults=True):
     N: Positive
     T: Positive
     U: Count
-    limit_bytes: Optional[Bytes] = None
-    bucket: Optional[Positive] = None
-    peak_bytes: Optional[Bytes] = None
-    ns: Optional[Duration] = None
+    limit_bytes: Bytes | None = None
+    bucket: Positive | None = None
+    peak_bytes: Bytes | None = None
+    ns: Duration | None = None
 
 
-def next_size(answers: Mapping[int, bool], low: int, cap: int, start: int, stride: float = 1.0) -> Optional[int]:
-    """Return the size to try next, from `low` to `cap`; None once the largest is known to within TOLERANCE, or 1.
+def next_size(
+    answers: Mapping[int, bool], low: int, cap: int, start: int, stride: float = 1.0
+) -> int | None:
+    """Return the size to try next, from `low` to `cap`; None once the largest is known to within
+    TOLERANCE, or 1.
 
-    From `start` on sizes change by a stride that doubles until one fits and one does not, then the gap is halved.
+    From `start` on sizes change by a stride that doubles until one fits and one does not, then the
+    gap is halved.
     answers: whether each size fits; stride: the first, as a fraction, at most 1."""
     fits, fails = bounds(answers)
     reach = min(1.0, stride * 2 ** (len(answers) - 1)) if answers else 0.0
@@ -55,11 +61,14 @@ def next_size(answers: Mapping[int, bool], low: int, cap: int, start: int, strid
     return low if fits is None and fails > low else None
 
 
-def bounds(answers: Mapping[int, bool]) -> Tuple[Optional[int], Optional[int]]:
-    """Return (largest size that fits below all that do not, smallest that does not fit), None for one that is not
-    known."""
+def bounds(answers: Mapping[int, bool]) -> tuple[int | None, int | None]:
+    """Return (largest size that fits below all that do not, smallest that does not fit), None for
+    one that is not known."""
     fails = min((size for size, fits in answers.items() if not fits), default=None)
-    fits = max((size for size, fits in answers.items() if fits and (fails is None or size < fails)), default=None)
+    fits = max(
+        (size for size, fits in answers.items() if fits and (fails is None or size < fails)),
+        default=None,
+    )
     return fits, fails
 
 
@@ -69,19 +78,21 @@ class Outcome(Struct, frozen=True):
     Attributes:
         size: the largest that fits, None where none does or none is known
         status, reason: "ok" where the largest is known
-        limited_by: "memory", "time", "cap" (the largest size that was allowed), "error", or "" before its end
+        limited_by: "memory", "time", "cap" (the largest size that was allowed), "error", or ""
+          before its end
         heaviest: the heaviest step of that size, with the highest peak
     """
 
-    size: Optional[int]
+    size: int | None
     status: str
     reason: str = ""
     limited_by: str = ""
-    heaviest: Optional[Try] = None
+    heaviest: Try | None = None
 
     @property
     def shown(self) -> str:
-        """Return ">=24" where the search did not end, "none" where not even the smallest size fits."""
+        """Return ">=24" where the search did not end, "none" where not even the smallest size
+        fits."""
         if self.size is None:
             return "none" if self.limited_by in LIMITS.values() else "-"
         return f"{'>=' if self.status not in ('ok', 'wrong') else ''}{self.size}"
@@ -102,12 +113,14 @@ class Search(Struct, frozen=True):
     start: Positive
     stride: float = 1.0
 
-    def probes(self, kept: Kept) -> Dict[int, Job]:
+    def probes(self, kept: Kept) -> dict[int, Job]:
         """Return the jobs that tried a size, by the size."""
         head = f"{self.name} probe-"
-        return {int(name[len(head) :]): job for name, job in kept.jobs.items() if name.startswith(head)}
+        return {
+            int(name[len(head) :]): job for name, job in kept.jobs.items() if name.startswith(head)
+        }
 
-    def next(self, kept: Kept) -> Optional[int]:
+    def next(self, kept: Kept) -> int | None:
         return next_size(_answers(self.probes(kept)), self.low, self.cap, self.start, self.stride)
 
     def outcome(self, kept: Kept) -> Outcome:
@@ -134,18 +147,18 @@ class Search(Struct, frozen=True):
         return Outcome(size, "ok", limited_by=LIMITS[end.status], heaviest=heaviest)
 
 
-def _answers(probes: Mapping[int, Job]) -> Dict[int, bool]:
+def _answers(probes: Mapping[int, Job]) -> dict[int, bool]:
     """Return whether each size fits; those without an answer are left out."""
     return {size: OUTCOMES[job.status] for size, job in probes.items() if job.status in OUTCOMES}
 
 
-def limit_of(kept: Kept) -> Optional[int]:
+def limit_of(kept: Kept) -> int | None:
     """Return the bytes that the first step that was tried might take."""
     steps = (step for job in kept.jobs.values() for step in job.of(Try))
     return next((step.limit_bytes for step in steps if step.limit_bytes), None)
 
 
-def _heaviest(tries: List[Try]) -> Optional[Try]:
+def _heaviest(tries: list[Try]) -> Try | None:
     """Return the step with the most padded cells, with the highest peak of all."""
     if not tries:
         return None

@@ -1,11 +1,11 @@
-"""The command `rnnt-bench pipelines`: from stages in a YAML and flags to what an example costs, and its table."""
+"""The command `rnnt-bench pipelines`: from stages in a YAML and flags to what an example costs, and
+its table."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
-from typing import List, Optional
 
 from rnnt_bench.cli.parser import add_setting
 from rnnt_bench.core import files, flag_types, settings
@@ -53,11 +53,18 @@ def parser() -> Parser:
         help="Source of the examples. made: noise of --made-seconds; raw: audio of a wav2vec manifest; jsonl: text, "
         'lines {"id": "a", "tokens": [4, 5, 2]}; npy: text, as fairseq\'s benchmark saves it. Default: made',
     )
-    group.add_argument("--dataset-path", metavar="FILE", help="File of the data set, unless it is made.")
     group.add_argument(
-        "--dataset-size", type=whole, metavar="K", help="Measure only the first K examples. Default: all"
+        "--dataset-path", metavar="FILE", help="File of the data set, unless it is made."
     )
-    group.add_argument("--target-sr", type=whole, metavar="HZ", help="Sample rate of audio. Default: 16000")
+    group.add_argument(
+        "--dataset-size",
+        type=whole,
+        metavar="K",
+        help="Measure only the first K examples. Default: all",
+    )
+    group.add_argument(
+        "--target-sr", type=whole, metavar="HZ", help="Sample rate of audio. Default: 16000"
+    )
     group.add_argument(
         "--made-seconds",
         type=lambda text: [flag_types.positive(word) for word in flag_types.words(text)],
@@ -67,15 +74,22 @@ def parser() -> Parser:
     group = result.add_argument_group("the run")
     add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
     group.add_argument(
-        "--warmup", type=flag_types.whole(0), metavar="K", help="Calls before the timed ones. Default: 2"
+        "--warmup",
+        type=flag_types.whole(0),
+        metavar="K",
+        help="Calls before the timed ones. Default: 2",
     )
-    group.add_argument("--repeats", type=whole, metavar="K", help="Number of timed calls. Default: 5")
+    group.add_argument(
+        "--repeats", type=whole, metavar="K", help="Number of timed calls. Default: 5"
+    )
     quick = "the first example, one call and none before it"
-    commands.add_flags(group, seed="Seed of weights and noise", folder="pipeline-<config>", quick=quick)
+    commands.add_flags(
+        group, seed="Seed of weights and noise", folder="pipeline-<config>", quick=quick
+    )
     return result
 
 
-def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = None) -> int:
+def main(arguments: argparse.Namespace, executor: session.Executor | None = None) -> int:
     """Measure the pipeline of a configuration; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
     keys = (*General.__struct_fields__, "warmup", "repeats")
@@ -87,10 +101,12 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
     values = {"seed": arguments.seed, "threads": arguments.threads, "allocator": "system"}
     resolved = settings.resolve(values, device)
     tasks = planned(config)
-    return commands.measured(TOOL, arguments.config.stem, config, tasks, resolved, arguments, answer, executor)
+    return commands.measured(
+        TOOL, arguments.config.stem, config, tasks, resolved, arguments, answer, executor
+    )
 
 
-def planned(config: Pipeline) -> List[job.Task]:
+def planned(config: Pipeline) -> list[job.Task]:
     """Return a task for each stage of each example."""
     data = as_written(config)
     tasks = []

@@ -1,4 +1,5 @@
-"""Reads the data sets of pipelines: noise of given lengths, audio by a manifest, or tokens of a text.
+"""Reads the data sets of pipelines: noise of given lengths, audio by a manifest, or tokens of a
+text.
 
 No torch here, but for arrays of fairseq that hold its tensors."""
 
@@ -6,10 +7,11 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Tuple, Union
+from typing import Any
 
 import msgspec
 
@@ -21,17 +23,18 @@ from rnnt_bench.tools.pipelines.rows import General
 
 @dataclass
 class Tokens:
-    """Inputs of an example as its file has them: numbers (1, length) or (length,), or features; and their length."""
+    """Inputs of an example as its file has them: numbers (1, length) or (length,), or features; and
+    their length."""
 
     src_tokens: Any
     src_lengths: Any
 
 
 #: Seconds of noise, a file of audio, or tokens.
-Example = Union[float, Path, Tokens]
+Example = float | Path | Tokens
 
 
-def examples(dataset: General) -> Dict[str, Example]:
+def examples(dataset: General) -> dict[str, Example]:
     """Return the examples of a data set by name.  Raises UserError."""
     if dataset.dataset_type == "made":
         durations = dataset.made_seconds[: dataset.dataset_size]
@@ -40,7 +43,7 @@ def examples(dataset: General) -> Dict[str, Example]:
     if not dataset.dataset_path:
         raise UserError(f"dataset_type {dataset.dataset_type} needs dataset_path: {content}")
     path = Path(dataset.dataset_path)
-    result: Dict[str, Example] = {}
+    result: dict[str, Example] = {}
     for name, example in islice(read(path), dataset.dataset_size):
         if name in result:
             raise UserError(f"{path}: two examples are called {name}; names have to differ")
@@ -50,12 +53,15 @@ def examples(dataset: General) -> Dict[str, Example]:
     return result
 
 
-def _manifest(path: Path) -> Iterator[Tuple[str, Path]]:
-    """Yield the files of a manifest of wav2vec: a line of a folder, then lines of a file in it, a tab, its samples."""
+def _manifest(path: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a manifest of wav2vec: a line of a folder, then lines of a file in it, a
+    tab, its samples."""
     first, *lines = files.read_text(path).splitlines() or [""]
     root = (path.parent / first.strip()).resolve()
     if not first.strip() or not root.is_dir():
-        raise UserError(f"{path}, line 1: {first.strip()!r} is no folder; it has to be that of the audio")
+        raise UserError(
+            f"{path}, line 1: {first.strip()!r} is no folder; it has to be that of the audio"
+        )
     for number, line in enumerate(lines, 2):
         name = line.partition("\t")[0].strip()
         if not name:
@@ -67,11 +73,11 @@ def _manifest(path: Path) -> Iterator[Tuple[str, Path]]:
 
 
 class _Line(msgspec.Struct):
-    id: Union[str, int]
-    tokens: List[int]
+    id: str | int
+    tokens: list[int]
 
 
-def _lines(path: Path) -> Iterator[Tuple[str, Tokens]]:
+def _lines(path: Path) -> Iterator[tuple[str, Tokens]]:
     """Yield the utterances of JSON lines: {"id": "a", "tokens": [4, 5, 2]}."""
     decoder = msgspec.json.Decoder(_Line)
     for number, text in enumerate(files.read_text(path).splitlines(), 1):
@@ -112,14 +118,16 @@ _MAKERS = {
 
 
 def _storage(content: bytes) -> Any:
-    """Return the storage of a tensor, as torch.storage does, which would run what a pickle in it says."""
+    """Return the storage of a tensor, as torch.storage does, which would run what a pickle in it
+    says."""
     import torch
 
     return torch.load(io.BytesIO(content), weights_only=True)
 
 
-def _arrays(path: Path) -> Iterator[Tuple[str, Tokens]]:
-    """Yield the examples of an array of fairseq's benchmark: {id, net_input: {src_tokens, src_lengths}} each.
+def _arrays(path: Path) -> Iterator[tuple[str, Tokens]]:
+    """Yield the examples of an array of fairseq's benchmark: {id, net_input: {src_tokens,
+    src_lengths}} each.
 
     It is a pickle, of which arrays, tensors, numbers and texts are made."""
     import numpy
@@ -134,7 +142,9 @@ def _arrays(path: Path) -> Iterator[Tuple[str, Tokens]]:
         values = _Plain(stream).load()
     except Exception as error:  # a pickle raises errors of any kind
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise UserError(f"cannot read {path}: {reason}; give a list of examples that numpy.save wrote") from error
+        raise UserError(
+            f"cannot read {path}: {reason}; give a list of examples that numpy.save wrote"
+        ) from error
     for number, value in enumerate(getattr(values, "flat", ()), 1):
         try:
             inputs = value["net_input"]
@@ -145,9 +155,13 @@ def _arrays(path: Path) -> Iterator[Tuple[str, Tokens]]:
             ) from None
 
 
-#: Type of a data set -> a function that yields (name, example) of its file, and what that file holds.
-READERS: Dict[str, Any] = {
+#: Type of a data set -> a function that yields (name, example) of its file, and what that file
+#: holds.
+READERS: dict[str, Any] = {
     "raw": (_manifest, "a manifest"),
-    "npy": (_arrays, "an array of {id, net_input: {src_tokens, src_lengths}}, as fairseq's benchmark saves it"),
+    "npy": (
+        _arrays,
+        "an array of {id, net_input: {src_tokens, src_lengths}}, as fairseq's benchmark saves it",
+    ),
     "jsonl": (_lines, "JSON lines of id and tokens"),
 }

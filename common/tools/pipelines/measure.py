@@ -1,15 +1,17 @@
 """One stage of a speech system on one example: its time, then its peaks, then its operations.
 
-A stage's inputs are made before it is timed, from what the stage before it left in a file of the run."""
+A stage's inputs are made before it is timed, from what the stage before it left in a file of the
+run."""
 
 from __future__ import annotations
 
 import math
 import pickle
 import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any
 
 import msgspec
 import torch
@@ -29,7 +31,8 @@ from rnnt_bench.tools.pipelines.rows import Costs, Pipeline, Stage
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the records of a stage.  Raises UserError, NotRunnable, and whatever the stage raises."""
+    """Yield the records of a stage.  Raises UserError, NotRunnable, and whatever the stage
+    raises."""
     settings = Settings.from_json(job["settings"])
     config = msgspec.convert(job["given"]["config"], Pipeline)
     number = job["given"]["stage"]
@@ -53,10 +56,14 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
     with torch.no_grad():
         model = loading.made(stage.factory, loading.imported(stage.factory), stage.arguments)
         if not callable(model):
-            raise UserError(f"{stage.name}: {stage.factory} makes {type(model).__name__}, which cannot be called")
+            raise UserError(
+                f"{stage.name}: {stage.factory} makes {type(model).__name__}, which cannot be called"
+            )
         if isinstance(model, torch.nn.Module):
             model.to(device).eval()
-        inputs = tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, source)
+        inputs = tree_map(
+            lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, source
+        )
         call = Call(model, inputs)
         costs = measured(call, stage, device)
         outputs = call.outputs()
@@ -68,11 +75,11 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
     yield Measured(value=msgspec.structs.replace(costs, seconds=seconds))
 
 
-def _loaded(config: Pipeline, index: int, seed: int) -> Tuple[Dict[str, Any], Optional[float]]:
+def _loaded(config: Pipeline, index: int, seed: int) -> tuple[dict[str, Any], float | None]:
     """Return the source that an example gives, and the seconds of its audio, None of a text.
 
-    ``src_tokens`` are samples (1, samples), tokens (1, length) or features (1, length, F), ``src_lengths`` their length
-    (1,)."""
+    ``src_tokens`` are samples (1, samples), tokens (1, length) or features (1, length, F),
+    ``src_lengths`` their length (1,)."""
     name = config.examples[index]
     rate = config.general.target_sr
     example = examples(config.general)[name]
@@ -93,7 +100,8 @@ def _loaded(config: Pipeline, index: int, seed: int) -> Tuple[Dict[str, Any], Op
 
 
 def _send(outputs: Any, path: Path) -> None:
-    """Write what goes to the next stage: tensors, numbers, texts, and nests of these.  Raises UserError for others."""
+    """Write what goes to the next stage: tensors, numbers, texts, and nests of these.  Raises
+    UserError for others."""
     try:
         torch.save(outputs, path)
         torch.load(path, map_location="cpu", weights_only=True)
@@ -107,7 +115,8 @@ def _send(outputs: Any, path: Path) -> None:
 
 @dataclass
 class Call:
-    """A call of a stage's model.  inputs: a mapping of keywords, a tuple of positional arguments, or a single one."""
+    """A call of a stage's model.  inputs: a mapping of keywords, a tuple of positional arguments,
+    or a single one."""
 
     model: Callable[..., Any]
     inputs: Any

@@ -1,12 +1,14 @@
-"""Tells from the records of a pipeline what an utterance costs: time, memory and operations, by stage."""
+"""Tells from the records of a pipeline what an utterance costs: time, memory and operations, by
+stage."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated, Any, Dict, List, Literal, Mapping, Optional, Sequence
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -22,7 +24,8 @@ TOOL, TITLE = "pipeline", "Pipelines: what an utterance costs"
 #: Statuses of an example that ended by itself, and did not end well, are all but these.
 UNFAILED = ("ok", NOT_RUN, "interrupted")
 _mb = partial(metric, scale=1 / text.MB, unit="bytes", better="lower")
-#: The numbers of a stage or the whole: keys in CSV and JSON, and columns of the table, in this order.
+#: The numbers of a stage or the whole: keys in CSV and JSON, and columns of the table, in this
+#: order.
 NUMBERS = (
     metric("run_time_s", "run time s", unit="s", better="lower"),
     metric("rtf", "RTF", lambda value: "-" if value is None else f"{value:.2E}", better="lower"),
@@ -45,15 +48,18 @@ MODEL_TYPES = {
 
 
 class General(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Keys of the whole pipeline, which `general` and the command line give.  dataset_type: "made" (noise), or what is
-    at dataset_path, see datasets.READERS; dataset_size: the first examples; target_sr: samples in a second."""
+    """Keys of the whole pipeline, which `general` and the command line give.  dataset_type: "made"
+    (noise), or what is at dataset_path, see datasets.READERS; dataset_size: the first examples;
+    target_sr: samples in a second."""
 
-    model_type: Optional[Literal[tuple(MODEL_TYPES)]] = None  # type: ignore[valid-type]
+    model_type: Literal[tuple(MODEL_TYPES)] | None = None  # type: ignore[valid-type]
     dataset_type: Literal["made", "raw", "npy", "jsonl"] = "made"
-    dataset_path: Optional[configuration.Text] = None
-    dataset_size: Optional[configuration.Positive] = None
+    dataset_path: configuration.Text | None = None
+    dataset_size: configuration.Positive | None = None
     target_sr: configuration.Positive = 16000
-    made_seconds: Annotated[List[configuration.Seconds], Meta(min_length=1)] = field(default_factory=lambda: [2, 4, 8])
+    made_seconds: Annotated[list[configuration.Seconds], Meta(min_length=1)] = field(
+        default_factory=lambda: [2, 4, 8]
+    )
 
     def __post_init__(self) -> None:
         configuration.check_list(self.made_seconds, "made_seconds")
@@ -62,15 +68,16 @@ class General(Struct, forbid_unknown_fields=True, kw_only=True):
 class Stage(Struct, forbid_unknown_fields=True, kw_only=True):
     """Keys of a stage; `general` may give all but its name, the command line the numbers.
 
-    factory: "module:name" or "file.py:name" of what makes the model; builder: makes the inputs of the example, or of
-    what the stage before gave; converter: makes of the outputs what the next gets; python: None for the command's."""
+    factory: "module:name" or "file.py:name" of what makes the model; builder: makes the inputs of
+    the example, or of what the stage before gave; converter: makes of the outputs what the next
+    gets; python: None for the command's."""
 
     name: configuration.Text
     factory: configuration.Text
-    arguments: Dict[str, Any] = {}
-    builder: Optional[configuration.Text] = None
-    converter: Optional[configuration.Text] = None
-    python: Optional[configuration.Text] = None
+    arguments: dict[str, Any] = {}
+    builder: configuration.Text | None = None
+    converter: configuration.Text | None = None
+    python: configuration.Text | None = None
     warmup: configuration.Count = 2
     repeats: configuration.Positive = 5
 
@@ -79,8 +86,8 @@ class Pipeline(Struct, kw_only=True):
     """A configuration.  examples: the names of those of the data set."""
 
     general: General
-    stages: List[Stage]
-    examples: List[str] = []
+    stages: list[Stage]
+    examples: list[str] = []
 
     def job(self, example: str, stage: Stage) -> str:
         """Return the name of the job that measures a stage on an example."""
@@ -90,29 +97,33 @@ class Pipeline(Struct, kw_only=True):
 class Costs(Struct, kw_only=True):
     """The costs of a stage on an example.
 
-    wall_ns: time of each timed call; busy: calls beside other load; memory_bytes: peak of a call above the level before
-    it, resident on a CPU, of torch's allocator on CUDA; process_bytes: resident peak of the process; macs, flops: of a
-    call, forward; not_counted: operators without a rule; seconds: of audio in the example, for the first stage."""
+    wall_ns: time of each timed call; busy: calls beside other load; memory_bytes: peak of a call
+    above the level before it, resident on a CPU, of torch's allocator on CUDA; process_bytes:
+    resident peak of the process; macs, flops: of a call, forward; not_counted: operators without a
+    rule; seconds: of audio in the example, for the first stage."""
 
-    wall_ns: Annotated[List[int], Meta(min_length=1)]
+    wall_ns: Annotated[list[int], Meta(min_length=1)]
     busy: int
-    memory_bytes: Optional[int]
-    process_bytes: Optional[int]
+    memory_bytes: int | None
+    process_bytes: int | None
     macs: int
     flops: int
-    not_counted: List[str]
-    seconds: Optional[float] = None
+    not_counted: list[str]
+    seconds: float | None = None
 
 
 def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -> Pipeline:
-    """Return a YAML file's configuration: a stage over `general` over `flags`, `quick` over all.  Raises UserError."""
+    """Return a YAML file's configuration: a stage over `general` over `flags`, `quick` over all.
+    Raises UserError."""
     values = configuration.read(path)
     numbered = [key for key in values if re.fullmatch(r"stage\d+", key)]
     names = [f"stage{number}" for number in range(1, 1 + len(numbered))]  # without a gap
     for key, given in values.items():
         if key not in ("general", *names):
             gap = "; stages are numbered from 1, without a gap" if key.startswith("stage") else ""
-            raise UserError(f"{path}: unknown key {text.shown(key)}{gap or text.closest(key, ['general', *names])}")
+            raise UserError(
+                f"{path}: unknown key {text.shown(key)}{gap or text.closest(key, ['general', *names])}"
+            )
         if not isinstance(given, dict) and (key != "general" or given):
             raise UserError(f"{path}: {key}: give keys and values, not {text.shown(given)}")
     if not names:
@@ -124,24 +135,37 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
     accepted = MODEL_TYPES.get(general.model_type or "", (len(names),))
     if len(names) not in accepted:
         wanted = " or ".join(map(str, accepted))
-        raise UserError(f"{path}: general.model_type: {general.model_type} has {wanted} stages, not {len(names)}")
+        raise UserError(
+            f"{path}: general.model_type: {general.model_type} has {wanted} stages, not {len(names)}"
+        )
     if general.dataset_path is not None:
         general.dataset_path = str(configuration.located(general.dataset_path, path))
     below, above = ({key: of[key] for key in of if key in of_stages} for of in (shared, quick))
-    stages: List[Stage] = []
+    stages: list[Stage] = []
     for key in names:
-        stage = configuration.converted({"name": key, **below, **values[key], **above}, Stage, f"{path}: {key}")
+        stage = configuration.converted(
+            {"name": key, **below, **values[key], **above}, Stage, f"{path}: {key}"
+        )
         if stage.name in [other.name for other in stages]:
-            raise UserError(f"{path}: two stages are called {text.shown(stage.name)}; give each a name of its own")
+            raise UserError(
+                f"{path}: two stages are called {text.shown(stage.name)}; give each a name of its own"
+            )
         for name in ("factory", "builder", "converter"):
-            setattr(stage, name, getattr(stage, name) and configuration.python_name(getattr(stage, name), path))
-        stage.python = stage.python and configuration.file(stage.python, path, f"{path}: {key}.python")
+            setattr(
+                stage,
+                name,
+                getattr(stage, name) and configuration.python_name(getattr(stage, name), path),
+            )
+        stage.python = stage.python and configuration.file(
+            stage.python, path, f"{path}: {key}.python"
+        )
         stages.append(stage)
     return Pipeline(general=general, stages=stages)
 
 
 class Part(Struct, kw_only=True):
-    """A row of a stage, or of all of them, over the examples that ended well; numbers are null where none is known.
+    """A row of a stage, or of all of them, over the examples that ended well; numbers are null
+    where none is known.
 
     Attributes:
         failed: examples that it ended
@@ -154,18 +178,18 @@ class Part(Struct, kw_only=True):
 
     stage: str
     failed: int
-    not_counted: List[str]
-    run_time_s: Optional[float]
-    rtf: Optional[float]
-    memory_bytes: Optional[float]
-    most_memory_bytes: Optional[float]
-    process_bytes: Optional[float]
-    most_process_bytes: Optional[float]
-    macs: Optional[float]
-    flops: Optional[float]
+    not_counted: list[str]
+    run_time_s: float | None
+    rtf: float | None
+    memory_bytes: float | None
+    most_memory_bytes: float | None
+    process_bytes: float | None
+    most_process_bytes: float | None
+    macs: float | None
+    flops: float | None
 
 
-def part(stage: str, costs: List[Costs], seconds: float, failed: int) -> Part:
+def part(stage: str, costs: list[Costs], seconds: float, failed: int) -> Part:
     """Return a stage.  seconds: of all audio of `costs`."""
     times = [median(each.wall_ns) / 1e9 for each in costs]
     memory = [each.memory_bytes for each in costs if each.memory_bytes is not None]
@@ -185,7 +209,7 @@ def part(stage: str, costs: List[Costs], seconds: float, failed: int) -> Part:
     )
 
 
-def _mean(numbers: Sequence[float]) -> Optional[float]:
+def _mean(numbers: Sequence[float]) -> float | None:
     return fmean(numbers) if numbers else None
 
 
@@ -193,25 +217,29 @@ def _mean(numbers: Sequence[float]) -> Optional[float]:
 ALL = "all (memory: largest)"
 
 
-def whole(parts: List[Part]) -> Part:
+def whole(parts: list[Part]) -> Part:
     """Return stages that run one after the other as one."""
-    numbers: Dict[str, Optional[float]] = {}
+    numbers: dict[str, float | None] = {}
     for key in (each.key for each in NUMBERS):
         known = [getattr(each, key) for each in parts]
         numbers[key] = None if None in known else (sum if key in ADDED else max)(known)
     not_counted = sorted({name for each in parts for name in each.not_counted})
-    return Part(stage="all", failed=sum(each.failed for each in parts), not_counted=not_counted, **numbers)
+    return Part(
+        stage="all", failed=sum(each.failed for each in parts), not_counted=not_counted, **numbers
+    )
 
 
 def answer(kept: Kept) -> Answer:
     """Return what a run found out.  Raises ValueError for records that are wrong."""
     config = schema.typed(kept.header.config, Pipeline)
     names, result = [stage.name for stage in config.stages], Answer(kept.header.name)
-    well: List[List[Costs]] = []
-    failed: List[int] = []  # the number of the stage that failed, of each example that did
+    well: list[list[Costs]] = []
+    failed: list[int] = []  # the number of the stage that failed, of each example that did
     for example in config.examples:
         jobs = [kept.job(config.job(example, each)) for each in config.stages]
-        stage, end = next(((n, job) for n, job in enumerate(jobs) if job.status != "ok"), (0, jobs[0]))
+        stage, end = next(
+            ((n, job) for n, job in enumerate(jobs) if job.status != "ok"), (0, jobs[0])
+        )
         result.statuses.append(end.status)
         if end.status == "ok":
             well.append([job.of(Costs)[0] for job in jobs])
@@ -221,7 +249,8 @@ def answer(kept: Kept) -> Answer:
             result.failures.append(f"{example}: {names[stage]}: {end.status}: {end.reason}")
     seconds = sum(costs[0].seconds or 0 for costs in well)
     every = [
-        part(name, [costs[index] for costs in well], seconds, failed.count(index)) for index, name in enumerate(names)
+        part(name, [costs[index] for costs in well], seconds, failed.count(index))
+        for index, name in enumerate(names)
     ]
     every += [whole(every)] if len(every) > 1 else []
     total = every[-1]
@@ -234,9 +263,11 @@ def answer(kept: Kept) -> Answer:
         load = f" (beside other load in {text.count(busy, 'example')})" if busy else ""
         result.total.append(f"run time {text.number(total.run_time_s)} s{load}, {amounts} {of}")
     told = {
-        "run time, MACs and FLOPs of stages add up; memory is the largest of a stage": len(every) > 1,
+        "run time, MACs and FLOPs of stages add up; memory is the largest of a stage": len(every)
+        > 1,
         **dict.fromkeys(kept.machine, True),
-        f"{len(failed)} of {len(config.examples)} examples failed: means are of the others alone": failed and well,
+        f"{len(failed)} of {len(config.examples)} examples failed: means are of the others alone": failed
+        and well,
         f"{text.count(busy, 'example')} ran beside other load: times are too long": busy,
         f"not counted in FLOPs: {', '.join(total.not_counted)}": total.not_counted,
     }

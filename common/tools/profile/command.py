@@ -1,4 +1,5 @@
-"""The command `rnnt-bench profile`: from flags to the profile of a training step.  No torch here."""
+"""The command `rnnt-bench profile`: from flags to the profile of a training step.  No torch
+here."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any
 
 from rnnt_bench.cli.parser import add_setting
 from rnnt_bench.core import files, flag_types, implementations, settings, text
@@ -33,7 +34,7 @@ EXAMPLES = """examples:
 
 Exit code: 0; 1 if the batch does not fit; 2 for bad usage, or if a step fails."""
 #: By kind of device: values of flags that are not given.
-PRESETS: Dict[str, Dict[str, Any]] = {
+PRESETS: dict[str, dict[str, Any]] = {
     "cuda": {"batch_size": 30, "max_frames": 30000, "steps": 20, "warmup": 5, "trace_steps": 2},
     "cpu": {"batch_size": 1, "max_frames": 2000, "steps": 5, "warmup": 1, "trace_steps": 2},
 }
@@ -100,8 +101,12 @@ def parser() -> Parser:
         "optimized_transducer, fused. Default: fast_rnnt-pruned",
     )
     add_setting(group, "prune_range", "Symbols that a pruned loss keeps for each frame. Default: 5")
-    group.add_argument("--dropout", action="store_true", help="Keep the model's dropout. Default: --no-dropout")
-    group.add_argument("--no-dropout", dest="dropout", action="store_false", help="Set every dropout to 0.")
+    group.add_argument(
+        "--dropout", action="store_true", help="Keep the model's dropout. Default: --no-dropout"
+    )
+    group.add_argument(
+        "--no-dropout", dest="dropout", action="store_false", help="Set every dropout to 0."
+    )
     words = "Run the model under autocast; losses stay in float32. Default: none"
     group.add_argument("--amp", choices=("bfloat16",), help=words)
     group.add_argument("--optimizer", action="store_true", help="Also run AdamW's step.")
@@ -114,13 +119,17 @@ def parser() -> Parser:
     words = "Steps under torch.profiler. Default: 2"
     group.add_argument("--trace-steps", type=flag_types.whole(1), metavar="K", help=words)
     quick = "2 layers of the Conformer transducer, one utterance, 2 steps"
-    commands.add_flags(group, seed="Seed of inputs and weights", folder="profile-<size>", quick=quick, timeout=None)
+    commands.add_flags(
+        group, seed="Seed of inputs and weights", folder="profile-<size>", quick=quick, timeout=None
+    )
     return result
 
 
 def _add_pairs(group: Any, flag: str, form: str, words: str) -> None:
     """Add a repeatable flag of pairs of this form; words: its help."""
-    group.add_argument(flag, action="append", default=[], type=flag_types.pair(form), metavar=form, help=words)
+    group.add_argument(
+        flag, action="append", default=[], type=flag_types.pair(form), metavar=form, help=words
+    )
 
 
 def _by_device(key: str) -> str:
@@ -128,14 +137,16 @@ def _by_device(key: str) -> str:
     return ", ".join(f"{values[key]} ({device})" for device, values in PRESETS.items())
 
 
-def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = None) -> int:
+def main(arguments: argparse.Namespace, executor: session.Executor | None = None) -> int:
     """Profile a training step; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
     is_sorted = arguments.sort_utterance
     key, other = ("max_frames", "batch_size") if is_sorted else ("batch_size", "max_frames")
     if getattr(arguments, other) is not None:
         flag = f"--{other.replace('_', '-')} {getattr(arguments, other)}"
-        raise UserError(f"{flag}: is of --sort-utterance {str(not is_sorted).lower()}; give that too")
+        raise UserError(
+            f"{flag}: is of --sort-utterance {str(not is_sorted).lower()}; give that too"
+        )
     if arguments.label and arguments.depth is not None:
         raise UserError("give --label or --depth, not both")
     device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
@@ -158,7 +169,9 @@ def main(arguments: argparse.Namespace, executor: Optional[session.Executor] = N
     name = f"{key.replace('_', '-')} {size[key]}"
     tasks = [job.Task(name, TOOL, {"choice": as_written(choice)}, environment=reuse)]
     config = Profile(choice=choice, sizes={name: size})
-    return commands.measured(TOOL, resolved.suffix, config, tasks, resolved, arguments, answer, executor)
+    return commands.measured(
+        TOOL, resolved.suffix, config, tasks, resolved, arguments, answer, executor
+    )
 
 
 def chosen(arguments: argparse.Namespace) -> Choice:
@@ -171,7 +184,9 @@ def chosen(arguments: argparse.Namespace) -> Choice:
     if named and arguments.model:
         raise UserError(f"--config {named}: is a model, as --model is; give one of them")
     if arguments.arg and not arguments.model:
-        raise UserError("--arg: is an argument of --model; give that too, or --size for the Conformer transducer")
+        raise UserError(
+            "--arg: is an argument of --model; give that too, or --size for the Conformer transducer"
+        )
     _check_loss(implementations.find(arguments.loss))
     values = {}
     for key, value in arguments.arg:
@@ -195,7 +210,8 @@ def chosen(arguments: argparse.Namespace) -> Choice:
 
 
 def _check_loss(row: implementations.Implementation) -> None:
-    """Raise UserError for a loss that does not run in this Python; the advice is one of its kind that does."""
+    """Raise UserError for a loss that does not run in this Python; the advice is one of its kind
+    that does."""
     if not row.condition and (row.environment == "main" or not interpreters.lacks(row.package)):
         return
     names = [

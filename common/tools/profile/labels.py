@@ -1,15 +1,17 @@
 """Label modules by hooks around their forward and backward, without editing the model.
 
-The backward of a call lasts from the gradient of an output to those of all inputs: an identity node of autograd's graph
-at each end tells.  A call whose inputs need no gradient ends with the next call not nested in it, or with the step.
-What a checkpoint computes again is of the backward.  Needs torch 2.1 or newer."""
+The backward of a call lasts from the gradient of an output to those of all inputs: an identity node
+of autograd's graph at each end tells.  A call whose inputs need no gradient ends with the next call
+not nested in it, or with the step. What a checkpoint computes again is of the backward.  Needs
+torch 2.1 or newer."""
 
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -19,22 +21,24 @@ from rnnt_bench.flops import rules
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 #: The place of a span: the labels around it and its own, outermost first, and its phase.
-Place = Tuple[Tuple[str, ...], str]
+Place = tuple[tuple[str, ...], str]
 #: Makes the context of a span from its place, and from whether a checkpoint computes it again.
-Span = Callable[[Place, bool], ContextManager]
+Span = Callable[[Place, bool], AbstractContextManager]
 
 
 class Call:
-    """One call of a labelled module.  family: the calls that it lies in, outermost first, and itself."""
+    """One call of a labelled module.  family: the calls that it lies in, outermost first, and
+    itself."""
 
     def __init__(self, path: str, label: str, above: Sequence[Call]):
         self.path = path
         self.family = (*above, self)
-        self.chain: Tuple[str, ...] = (*above[-1].chain, label) if above else (label,)
+        self.chain: tuple[str, ...] = (*above[-1].chain, label) if above else (label,)
 
 
 class Labels:
-    """Enter `span(place, again)` for each call and backward, inside the context.  labels: by the path of a module;
+    """Enter `span(place, again)` for each call and backward, inside the context.  labels: by the
+    path of a module;
     where: the place of what was raised inside."""
 
     def __init__(self, model: torch.nn.Module, labels: Mapping[str, str], span: Span):
@@ -43,7 +47,10 @@ class Labels:
         self._span = span
         self._hooks = ExitStack()
         #: Running calls with the contexts of their spans, in the forward and in the backward.
-        self._stacks: Dict[str, List[Tuple[Call, ContextManager]]] = {FORWARD: [], BACKWARD: []}
+        self._stacks: dict[str, list[tuple[Call, AbstractContextManager]]] = {
+            FORWARD: [],
+            BACKWARD: [],
+        }
         self.where = "the step, outside of every label"
 
     def __enter__(self) -> Labels:
@@ -93,7 +100,8 @@ class Labels:
         return output if phase == BACKWARD else _marked(output, lambda: self._begin(call))
 
     def _begin(self, call: Call) -> None:
-        """Begin the backward of a call, and of those that it lies in; end those that it does not lie in."""
+        """Begin the backward of a call, and of those that it lies in; end those that it does not
+        lie in."""
         stack = self._stacks[BACKWARD]
         shared = 0
         for (running, _), member in zip(stack, call.family):
@@ -117,7 +125,7 @@ class Labels:
         context.__enter__()
         self._stacks[phase].append((call, context))
 
-    def _pop(self, stack: List[Tuple[Call, ContextManager]], count: int) -> None:
+    def _pop(self, stack: list[tuple[Call, AbstractContextManager]], count: int) -> None:
         """Leave the spans of all calls but the outermost `count`."""
         while len(stack) > count:
             _, context = stack.pop()
@@ -148,14 +156,18 @@ rules.register(_Mark, None)  # an identity
 
 
 def is_overwritten(error: BaseException) -> bool:
-    """Tell whether a tensor behind a mark was written over, by the module's own forward or after it."""
+    """Tell whether a tensor behind a mark was written over, by the module's own forward or after
+    it."""
     return "modified inplace" in str(error) and "inside a custom Function" in str(error)
 
 
 def _marked(values: Any, tell: Callable[[], None]) -> Any:
-    """Return the values with tensors that need a gradient behind a mark; the same tensor stays the same."""
+    """Return the values with tensors that need a gradient behind a mark; the same tensor stays the
+    same."""
     leaves, spec = tree_flatten(values)
-    wanted = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad}
+    wanted = {
+        id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    }
     if not wanted:
         return values
     marked = dict(zip(wanted, _Mark.apply(tell, *wanted.values())))
@@ -163,12 +175,12 @@ def _marked(values: Any, tell: Callable[[], None]) -> Any:
 
 
 class Spans:
-    """Read a counter, by `mark`, at both ends of each span of a step.  calls: (whether it is the first time that this
-    is computed, begin, end) of each call, by place."""
+    """Read a counter, by `mark`, at both ends of each span of a step.  calls: (whether it is the
+    first time that this is computed, begin, end) of each call, by place."""
 
     def __init__(self, mark: Callable[[], Any]):
         self.mark = mark
-        self.calls: Dict[Place, List[Tuple[bool, Any, Any]]] = {}
+        self.calls: dict[Place, list[tuple[bool, Any, Any]]] = {}
 
     @contextmanager
     def __call__(self, place: Place, again: bool) -> Iterator[None]:
@@ -178,18 +190,20 @@ class Spans:
         calls.append((not again, begin, self.mark()))
 
 
-def by_patterns(model: torch.nn.Module, patterns: Mapping[str, Sequence[str]]) -> Dict[str, str]:
-    """Return {path: label} of patterns by label, * and ? within a name.  Raises UserError for one that matches
-    nothing."""
+def by_patterns(model: torch.nn.Module, patterns: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return {path: label} of patterns by label, * and ? within a name.  Raises UserError for one
+    that matches nothing."""
     paths = [path for path, _ in model.named_modules() if path]
-    label_of: Dict[str, str] = {}
+    label_of: dict[str, str] = {}
     for label in patterns:
         for pattern in patterns[label]:
             matches = [path for path in paths if _matches(path.split("."), pattern.split("."))]
             if not matches:
                 near = [_starred(path) for path in paths if path.count(".") <= pattern.count(".")]
                 choices = ", ".join(list(dict.fromkeys(near))[:40])
-                raise UserError(f"--label {label}={pattern}: matches no module; there are {choices}")
+                raise UserError(
+                    f"--label {label}={pattern}: matches no module; there are {choices}"
+                )
             for path in matches:
                 label_of.setdefault(path, label)
     return label_of
@@ -199,8 +213,9 @@ def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
     return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
 
 
-def by_depth(model: torch.nn.Module, depth: int) -> Dict[str, str]:
-    """Return {path: label} of all modules at most `depth` names below; those of a list share a label, "layers.*"."""
+def by_depth(model: torch.nn.Module, depth: int) -> dict[str, str]:
+    """Return {path: label} of all modules at most `depth` names below; those of a list share a
+    label, "layers.*"."""
     lists = (torch.nn.ModuleList, torch.nn.ModuleDict)
     return {
         path: _starred(path)

@@ -1,18 +1,20 @@
 """Where a training step goes: time, memory and operations of each label.
 
-Timed steps with labels alternate with bare ones, so that the hooks' own cost is known.  Memory is from a trace of a few
-more steps, FLOPs from one counted step of each batch: no pass is part of another."""
+Timed steps with labels alternate with bare ones, so that the hooks' own cost is known.  Memory is
+from a trace of a few more steps, FLOPs from one counted step of each batch: no pass is part of
+another."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any
 
 import msgspec
 import torch
@@ -36,13 +38,19 @@ from rnnt_bench.traces import reader, windows
 #: Paths of a layer and of its parts, by configuration; "" is of torchaudio's Conformer.
 LAYERS = {
     "": ("encoder.conformer.conformer_layers.*", ".ffn1", ".self_attn", ".conv_module", ".ffn2"),
-    "icefall": ("encoder.layers.*", ".feed_forward_macaron", ".self_attn", ".conv_module", ".feed_forward"),
+    "icefall": (
+        "encoder.layers.*",
+        ".feed_forward_macaron",
+        ".self_attn",
+        ".conv_module",
+        ".feed_forward",
+    ),
 }
 #: Ends of the labels of a layer and its parts.
 IN_LAYER = ("", "_feed_forward_macaron", "_self_attn", "_conv", "_feed_forward")
 
 
-def unseen(position: labels.Place, again: bool) -> ContextManager[None]:
+def unseen(position: labels.Place, again: bool) -> AbstractContextManager[None]:
     """Return a span that records nothing."""
     return nullcontext()
 
@@ -62,9 +70,12 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
 
 
 class Inputs:
-    """A batch: features (N, frames, F), lengths, symbols (N, U+1) with a blank first, and inputs of the loss."""
+    """A batch: features (N, frames, F), lengths, symbols (N, U+1) with a blank first, and inputs of
+    the loss."""
 
-    def __init__(self, utterances: Any, sizes: Sizes, adapter: Any, device: torch.device, *key: int):
+    def __init__(
+        self, utterances: Any, sizes: Sizes, adapter: Any, device: torch.device, *key: int
+    ):
         batch = make_batch(
             utterances,
             vocab_size=sizes.vocab_size,
@@ -88,13 +99,20 @@ class Inputs:
             tokens=sum(tokens),
         )
 
-    def arguments(self) -> Tuple[Any, ...]:
+    def arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the model's forward for one step."""
-        return self.features, self.lengths, self.symbols, self.batch, self.adapter.prepare(self.batch)
+        return (
+            self.features,
+            self.lengths,
+            self.symbols,
+            self.batch,
+            self.adapter.prepare(self.batch),
+        )
 
 
 class Profiling:
-    """A model that is ready to step, and its measurements.  Raises UserError for what cannot be made or run."""
+    """A model that is ready to step, and its measurements.  Raises UserError for what cannot be
+    made or run."""
 
     def __init__(self, choice: rows.Choice, settings: Settings):
         self.choice, self.settings = choice, settings
@@ -110,10 +128,13 @@ class Profiling:
         self.inputs = self._inputs(adapter)
         self.model = self._model(adapter).to(self.device).train()
         self.labels = self._labels()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5) if choice.optimizer else None
+        self.optimizer = (
+            torch.optim.AdamW(self.model.parameters(), lr=1e-5) if choice.optimizer else None
+        )
 
-    def _inputs(self, adapter: Any) -> List[Inputs]:
-        """Return the measured batches of feature frames and U, without utterances that are too short."""
+    def _inputs(self, adapter: Any) -> list[Inputs]:
+        """Return the measured batches of feature frames and U, without utterances that are too
+        short."""
         path = Path(self.settings.shape_file)
         utterances = shapes.load(path)
         factor = shapes.subsampling(path) or transducer.SUBSAMPLING
@@ -122,16 +143,22 @@ class Profiling:
         is_long = (T >= adapter.fewest_frames) & (utterances[:, 1] >= adapter.fewest_targets)
         utterances = utterances[is_long]
         if not len(utterances):
-            raise UserError(f"{path}: no utterance is long enough for a frame after subsampling, with a target")
+            raise UserError(
+                f"{path}: no utterance is long enough for a frame after subsampling, with a target"
+            )
         batches = batching.in_batches(utterances, self.settings)
         chosen = batching.selected(batches, self.settings)
         longest = max(int(batches[index][:, 0].sum()) for index in chosen)
         limit = self.settings.max_frames
         if self.settings.sort_utterance and longest > limit:
-            raise UserError(f"--max-frames {limit}: a measured batch is one utterance of {longest}; give at least that")
+            raise UserError(
+                f"--max-frames {limit}: a measured batch is one utterance of {longest}; give at least that"
+            )
         sizes = self.choice.sizes
         seed = self.settings.seed
-        return [Inputs(batches[index], sizes, adapter, self.device, seed, index) for index in chosen]
+        return [
+            Inputs(batches[index], sizes, adapter, self.device, seed, index) for index in chosen
+        ]
 
     def _model(self, adapter: Any) -> torch.nn.Module:
         """Return the model with its loss, on the CPU or where its maker puts it."""
@@ -155,7 +182,7 @@ class Profiling:
                 module.dropout = 0.0
         return model
 
-    def _labels(self) -> Dict[str, str]:
+    def _labels(self) -> dict[str, str]:
         """Return the label of each labelled module by its path."""
         choice = self.choice
         model = self.model
@@ -163,7 +190,9 @@ class Profiling:
             paths = labels.by_patterns(self._chosen(), choice.labels)
         elif choice.depth is not None or choice.model:
             paths = labels.by_depth(self._chosen(), choice.depth or 1)
-            paths = {path: label for path, label in paths.items() if not path.startswith("criterion")}
+            paths = {
+                path: label for path, label in paths.items() if not path.startswith("criterion")
+            }
         else:  # icefall's profile began with these
             patterns = {
                 "rnnt_encoder": ["encoder"],
@@ -185,24 +214,37 @@ class Profiling:
         """Return the model of --model, else the suite's own."""
         return self.model.get_submodule("model") if self.choice.model else self.model
 
-    def parts(self) -> Dict[str, torch.nn.Module]:
-        """Return the model and its parts by name: its children, or those of a transducer and a layer of its encoder."""
+    def parts(self) -> dict[str, torch.nn.Module]:
+        """Return the model and its parts by name: its children, or those of a transducer and a
+        layer of its encoder."""
         model: Any = self.model
         if self.choice.model:
             return {"model": model, **dict(model.model.named_children())}
         layer = model.get_submodule(LAYERS[self.choice.config][0].replace("*", "0"))
-        return {"model": model, "encoder": model.encoder, "embed": model.encoder.embed, "layer": layer, **model.parts()}
+        return {
+            "model": model,
+            "encoder": model.encoder,
+            "embed": model.encoder.embed,
+            "layer": layer,
+            **model.parts(),
+        }
 
-    def arguments(self, number: int) -> Tuple[Any, ...]:
-        """Return the arguments of the model's forward in step `number`: the batches come in turn."""
+    def arguments(self, number: int) -> tuple[Any, ...]:
+        """Return the arguments of the model's forward in step `number`: the batches come in
+        turn."""
         return self.inputs[number % len(self.inputs)].arguments()
 
-    def step(self, arguments: Tuple[Any, ...], span: Optional[labels.Span] = unseen) -> None:
-        """Run forward, backward and the optimizer's step; the gradients stay.  span: None for a step without labels."""
+    def step(self, arguments: tuple[Any, ...], span: labels.Span | None = unseen) -> None:
+        """Run forward, backward and the optimizer's step; the gradients stay.  span: None for a
+        step without labels."""
         hooks = labels.Labels(self.model, self.labels if span else {}, span or unseen)
         try:
             with hooks:
-                with torch.autocast(self.device.type, torch.bfloat16) if self.choice.amp else nullcontext():
+                with (
+                    torch.autocast(self.device.type, torch.bfloat16)
+                    if self.choice.amp
+                    else nullcontext()
+                ):
                     loss = self.model(*arguments)
                 self.loss = loss.detach()
                 loss.backward()
@@ -215,7 +257,9 @@ class Profiling:
         except Exception as error:  # whatever a model or a loss raises
             line = text.first_line(error)
             if memory.is_out_of_memory(error):
-                raise OutOfMemory(f"out of memory in {hooks.where}: take a smaller batch ({line})") from error
+                raise OutOfMemory(
+                    f"out of memory in {hooks.where}: take a smaller batch ({line})"
+                ) from error
             if labels.is_overwritten(error):
                 modules = self.model.named_modules()
                 paths = [path for path, module in modules if getattr(module, "inplace", False)]
@@ -224,10 +268,13 @@ class Profiling:
                     f"{hooks.where}: writes over what goes into or out of a labelled module ({cause}), which a label "
                     "cannot follow; write to a new tensor there, or choose other labels (--label, --depth)"
                 ) from error
-            raise UserError(f"the step fails in {hooks.where}: {type(error).__name__}: {line}") from error
+            raise UserError(
+                f"the step fails in {hooks.where}: {type(error).__name__}: {line}"
+            ) from error
 
-    def timed(self, run: Callable[[], None]) -> Tuple[int, Optional[int]]:
-        """Return the nanoseconds that a run takes of the host, and on CUDA of the device, else None."""
+    def timed(self, run: Callable[[], None]) -> tuple[int, int | None]:
+        """Return the nanoseconds that a run takes of the host, and on CUDA of the device, else
+        None."""
         self.clock.synchronize()
         host_begin = time.perf_counter_ns()
         begin = self.clock.mark()
@@ -247,7 +294,9 @@ class Profiling:
             with counter:
                 self.timed(partial(self.step, self.arguments(number), counts))
             if not self.loss.isfinite():
-                raise WrongResult(f"the loss of a step is {float(self.loss)}, before anything is timed")
+                raise WrongResult(
+                    f"the loss of a step is {float(self.loss)}, before anything is timed"
+                )
         total = counter.total()
         for number in range(self.choice.warmup):
             self.timed(partial(self.step, self.arguments(number)))
@@ -269,14 +318,15 @@ class Profiling:
             **times,
         )
 
-    def time_steps(self) -> Dict[str, Any]:
-        """Return the times of bare and labelled steps in turn, those of each label in each step, and the load."""
+    def time_steps(self) -> dict[str, Any]:
+        """Return the times of bare and labelled steps in turn, those of each label in each step,
+        and the load."""
         clock = self.clock
         host = Clock(torch.device("cpu"))
         load = machine.ForeignLoad()
-        places: Dict[labels.Place, rows.Place] = {}
-        bare: List[Any] = []
-        labelled: List[Any] = []
+        places: dict[labels.Place, rows.Place] = {}
+        bare: list[Any] = []
+        labelled: list[Any] = []
         for number in range(self.choice.steps):
             spans = labels.Spans(lambda: (host.mark(), clock.mark() if clock.cuda else None))
             for span in (None, spans) if number % 2 else (spans, None):
@@ -301,14 +351,14 @@ class Profiling:
             "flags": machine.busy_flags(foreign, torch.get_num_threads()),
         }
 
-    def trace_memory(self, folder: Path) -> List[rows.Memory]:
+    def trace_memory(self, folder: Path) -> list[rows.Memory]:
         """Return the memory of each span, by name, from a trace in `folder`."""
         reader.remove(folder)
         active = self.choice.trace_steps
         schedule = {"wait": 0, "warmup": 1, "active": active, "repeat": 1}
         settings = replace(self.settings, schedule=schedule, record_shapes=False, with_stack=False)
 
-        def span(place: labels.Place, again: bool) -> ContextManager:
+        def span(place: labels.Place, again: bool) -> AbstractContextManager:
             (*_, label), phase = place
             return torch.profiler.record_function(rows.named(label, phase))
 
@@ -317,7 +367,8 @@ class Profiling:
             step = partial(self.step, self.arguments(number), span)
             steps.append(SimpleNamespace(run=partial(self.timed, step)))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the profiler's: only the last cycle is kept, which is all there is
+            # of the profiler's: only the last cycle is kept, which is all there is
+            warnings.simplefilter("ignore")
             profiler.profile(iter(steps), settings, self.device, folder, "profile")
         spans = (span for path in reader.trace_files(folder) for span in windows.spans(path))
         return [

@@ -1,4 +1,5 @@
-"""Tells from the records of a profile where a step went: each label with and without what lies in it, in each phase.
+"""Tells from the records of a profile where a step went: each label with and without what lies in
+it, in each phase.
 
 Times are means over the labelled steps, so that they add up: all labels and `other` to the step."""
 
@@ -6,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from statistics import fmean, median
-from typing import Annotated, Any, Dict, List, Optional
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -31,16 +32,18 @@ OWN_PARTS = {
 class Choice(Struct, kw_only=True, frozen=True):
     """The model to profile, and how, as the flags of these names.
 
-    sizes: of the Conformer transducer; model: import path, or ""; config: "icefall", or "" for torchaudio's Conformer;
-    labels: patterns by label, {} for the default; depth: in their place, of the modules that get a label."""
+    sizes: of the Conformer transducer; model: import path, or ""; config: "icefall", or "" for
+      torchaudio's Conformer;
+    labels: patterns by label, {} for the default; depth: in their place, of the modules that get a
+      label."""
 
     sizes: Sizes = Sizes()
     loss: str = "fast_rnnt-pruned"
     model: str = ""
     config: str = ""
-    arguments: Dict[str, Any] = {}
-    labels: Dict[str, List[str]] = {}
-    depth: Optional[int] = None
+    arguments: dict[str, Any] = {}
+    labels: dict[str, list[str]] = {}
+    depth: int | None = None
     steps: int = 20
     warmup: int = 2
     trace_steps: int = 2
@@ -53,7 +56,7 @@ class Profile(Struct, kw_only=True):
     """A run.  sizes: settings of each batch size, by its name "batch-size 4"."""
 
     choice: Choice
-    sizes: Dict[str, Dict[str, Any]]
+    sizes: dict[str, dict[str, Any]]
 
 
 class Batch(Struct, kw_only=True):
@@ -68,25 +71,27 @@ class Batch(Struct, kw_only=True):
 
 
 class Taken(Struct, kw_only=True):
-    """Times of each step on the host and the device (null on a CPU), and operations of a step, the mean of batches."""
+    """Times of each step on the host and the device (null on a CPU), and operations of a step, the
+    mean of batches."""
 
-    host_ns: Annotated[List[float], Meta(min_length=1)]
-    device_ns: List[Optional[float]]
+    host_ns: Annotated[list[float], Meta(min_length=1)]
+    device_ns: list[float | None]
     macs: float = 0.0
     flops: float = 0.0
 
 
 class Place(Taken, kw_only=True):
-    """A label within a step, with all that lies in it.  chain: labels, the outermost first; calls: of all steps."""
+    """A label within a step, with all that lies in it.  chain: labels, the outermost first; calls:
+    of all steps."""
 
-    chain: List[str]
+    chain: list[str]
     phase: str
     calls: int
 
 
 class Memory(Struct, kw_only=True):
-    """Memory of a label ("label.backward"; "" of the step) in bytes: the peak above the level at the begin of the step
-    and at its own, and what its calls in a step leave allocated."""
+    """Memory of a label ("label.backward"; "" of the step) in bytes: the peak above the level at
+    the begin of the step and at its own, and what its calls in a step leave allocated."""
 
     name: str
     peak: int
@@ -95,17 +100,18 @@ class Memory(Struct, kw_only=True):
 
 
 class Measured(Taken, kw_only=True):
-    """A batch size that was profiled.  parameters: numbers of those of the "model" and of its parts; bare_ns: steps
-    without labels; foreign_cpu, flags: the load beside the steps; not_counted: operators without a rule."""
+    """A batch size that was profiled.  parameters: numbers of those of the "model" and of its
+    parts; bare_ns: steps without labels; foreign_cpu, flags: the load beside the steps;
+    not_counted: operators without a rule."""
 
-    parameters: Dict[str, int]
-    batches: Annotated[List[Batch], Meta(min_length=1)]
-    bare_ns: Annotated[List[float], Meta(min_length=1)]
-    foreign_cpu: Optional[float] = None
-    flags: List[str] = []
-    spans: Annotated[List[Place], Meta(min_length=1)]
-    memory: List[Memory] = []
-    not_counted: List[str] = []
+    parameters: dict[str, int]
+    batches: Annotated[list[Batch], Meta(min_length=1)]
+    bare_ns: Annotated[list[float], Meta(min_length=1)]
+    foreign_cpu: float | None = None
+    flags: list[str] = []
+    spans: Annotated[list[Place], Meta(min_length=1)]
+    memory: list[Memory] = []
+    not_counted: list[str] = []
 
 
 class Amounts(Struct, kw_only=True):
@@ -143,12 +149,12 @@ class Part(Amounts, kw_only=True):
     calls: int = 0
     own_ms: float = 0.0
     share: float = 0.0
-    ms_per_call: Optional[float] = None
-    device_ms: Optional[float] = None
-    flops_per_second: Optional[float] = None
-    peak_mb: Optional[float] = None
-    rise_mb: Optional[float] = None
-    left_mb: Optional[float] = None
+    ms_per_call: float | None = None
+    device_ms: float | None = None
+    flops_per_second: float | None = None
+    peak_mb: float | None = None
+    rise_mb: float | None = None
+    left_mb: float | None = None
 
 
 def named(label: str, phase: str) -> str:
@@ -176,13 +182,16 @@ NUMBERS = (
 )
 
 
-def parts_of(measured: Measured) -> List[Part]:
-    """Return the labels as they begin, each backward after its forward, then `other` and the step."""
+def parts_of(measured: Measured) -> list[Part]:
+    """Return the labels as they begin, each backward after its forward, then `other` and the
+    step."""
 
     def amounts(taken: Taken) -> Amounts:
         host = fmean(taken.host_ns) / 1e6
         device = fmean([ns or 0.0 for ns in taken.device_ns]) / 1e6
-        return Amounts(ms=device if cuda else host, host_ms=host, macs=taken.macs, flops=taken.flops)
+        return Amounts(
+            ms=device if cuda else host, host_ms=host, macs=taken.macs, flops=taken.flops
+        )
 
     cuda = None not in measured.device_ns
     steps = len(measured.host_ns)
@@ -190,7 +199,7 @@ def parts_of(measured: Measured) -> List[Part]:
     other = Part(name=OTHER, label=OTHER, calls=steps)
     for part in (step, other):
         part.add(amounts(measured))
-    labels: Dict[str, Dict[str, Part]] = {}
+    labels: dict[str, dict[str, Part]] = {}
     spans = {(tuple(span.chain), span.phase): amounts(span) for span in measured.spans}
     own_ms = {key: amount.ms for key, amount in spans.items()}
     for span, (key, amount) in zip(measured.spans, spans.items()):
@@ -223,20 +232,36 @@ def parts_of(measured: Measured) -> List[Part]:
     return parts
 
 
-def lines(choice: Choice, measured: Measured, parts: List[Part]) -> List[str]:
-    """Return the lines below a table: the model, the batch, the labels' cost, and reasons not to trust the numbers."""
+def lines(choice: Choice, measured: Measured, parts: list[Part]) -> list[str]:
+    """Return the lines below a table: the model, the batch, the labels' cost, and reasons not to
+    trust the numbers."""
     batches = measured.batches
     few, most = min(each.frames for each in batches), max(each.frames for each in batches)
     size = f"batches: {len(batches)}, of {few} to {most} frames"
     if len(batches) == 1:
         (of,) = batches
-        size = f"batch: {of.N} utterances, {most} frames (longest {of.frames_max}), {of.tokens} tokens"
-    options = ", ".join(name for name in ("dropout", "amp", "optimizer") if getattr(choice, name)) or "no dropout"
+        size = (
+            f"batch: {of.N} utterances, {most} frames (longest {of.frames_max}), {of.tokens} tokens"
+        )
+    options = (
+        ", ".join(name for name in ("dropout", "amp", "optimizer") if getattr(choice, name))
+        or "no dropout"
+    )
     bare, count = median(measured.bare_ns) / 1e6, len(measured.host_ns)
-    hooks = median([(labelled - alone) / 1e6 for labelled, alone in zip(measured.host_ns, measured.bare_ns)])
-    cost = f"{text.number(hooks)} ms ({text.percent(hooks / bare)})" if hooks > 0 else "less than steps differ by"
-    model = choice.model or ("icefall's Conformer transducer" if choice.config else "Conformer transducer")
-    parts_of_model = ", ".join(f"{name} {each:,}" for name, each in measured.parameters.items() if name != "model")
+    hooks = median(
+        [(labelled - alone) / 1e6 for labelled, alone in zip(measured.host_ns, measured.bare_ns)]
+    )
+    cost = (
+        f"{text.number(hooks)} ms ({text.percent(hooks / bare)})"
+        if hooks > 0
+        else "less than steps differ by"
+    )
+    model = choice.model or (
+        "icefall's Conformer transducer" if choice.config else "Conformer transducer"
+    )
+    parts_of_model = ", ".join(
+        f"{name} {each:,}" for name, each in measured.parameters.items() if name != "model"
+    )
     told = {
         f"{choice.loss}, {model}, {measured.parameters['model']} parameters": True,
         f"parameters by part: {parts_of_model}": parts_of_model,
@@ -250,11 +275,15 @@ def lines(choice: Choice, measured: Measured, parts: List[Part]) -> List[str]:
     return [words for words, holds in told.items() if holds]
 
 
-def verdict(parts: List[Part], busy: bool) -> str:
-    """Return what share of a step the transducer's own parts take, and the largest label beside them."""
+def verdict(parts: list[Part], busy: bool) -> str:
+    """Return what share of a step the transducer's own parts take, and the largest label beside
+    them."""
     outer = text.gathered((part.label, part.ms) for part in parts if part.depth == 0 and part.phase)
     shares = {label: sum(times) / parts[-1].ms for label, times in outer.items()}
-    share_of = {name: [shares.pop(label) for label in labels if label in shares] for name, labels in OWN_PARTS.items()}
+    share_of = {
+        name: [shares.pop(label) for label in labels if label in shares]
+        for name, labels in OWN_PARTS.items()
+    }
     *names, last = [name for name, known in share_of.items() if known] or [""]
     words = " and ".join(filter(None, [", ".join(names), last]))
     told = [f"{words}: {text.percent(sum(map(sum, share_of.values())))} of a step"] if words else []
@@ -284,16 +313,25 @@ def answer(kept: Kept) -> Answer:
         shown = [each for each in NUMBERS if not (on_cpu and each.key == "host_ms")]
         table = []
         for part in parts:
-            table.append({"label": Cell("· " * part.depth + part.name, part.name), **cells(shown, part)})
-            place = {"name": part.name, "label": part.label, "phase": part.phase, "depth": part.depth}
+            table.append(
+                {"label": Cell("· " * part.depth + part.name, part.name), **cells(shown, part)}
+            )
+            place = {
+                "name": part.name,
+                "label": part.label,
+                "phase": part.phase,
+                "depth": part.depth,
+            }
             result.rows.append({"size": size, **place, **values(NUMBERS, part)})
-        result.tables.append(tabulated("labels", f"{size}: each label with all that lies in it; own: without", table))
+        result.tables.append(
+            tabulated("labels", f"{size}: each label with all that lies in it; own: without", table)
+        )
         result.lines += lines(config.choice, measured, parts)
         result.figures.append(figure(size, parts))
     return result
 
 
-def figure(size: str, parts: List[Part]) -> Figure:
+def figure(size: str, parts: list[Part]) -> Figure:
     """Return a bar for each label: its own milliseconds, forward and backward."""
     *inner, _ = parts
     labels = list(dict.fromkeys(part.label for part in inner))
@@ -301,14 +339,19 @@ def figure(size: str, parts: List[Part]) -> Figure:
     for phase, color in zip(dict.fromkeys(part.phase for part in inner), PALETTE):
         times = [part.own_ms for part in inner if part.phase == phase]
         names = [part.label for part in inner if part.phase == phase]
-        data.append(bars(phase or OTHER, times, names, {"color": color}, "%{y}: %{x:.4g} ms", orientation="h"))
+        data.append(
+            bars(
+                phase or OTHER, times, names, {"color": color}, "%{y}: %{x:.4g} ms", orientation="h"
+            )
+        )
     largest = sorted(inner, key=lambda part: -part.own_ms)[:5]
     vertical = {"categoryorder": "array", "categoryarray": labels[::-1]}
     return Figure(
         f"profile-time-{size.replace(' ', '-')}",
         f"Time of the step, {size}",
         "Milliseconds of a label in a mean step, without those of the labels that lie in it; all add up to the step.",
-        "Time of the step: " + ", ".join(f"{part.name} {text.number(part.own_ms)} ms" for part in largest),
+        "Time of the step: "
+        + ", ".join(f"{part.name} {text.number(part.own_ms)} ms" for part in largest),
         data,
         layout(24 * len(labels) + 90, 150, xaxis=axis("own ms"), yaxis=vertical, barmode="stack"),
     )
