@@ -37,8 +37,10 @@ def main(options: Namespace) -> int:
         options.device, [choice.python for choice in choices.values()]
     )
     places = states(choices, device)
-    for row in rows:
-        print(f"{row.name:30s} {row.file:38s} {row.kind:10s} {places[row.name]}")
+    cells = [(row.name, row.file, row.kind) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    for name, *others in cells:
+        print(*map(str.ljust, (name, *others), widths), places[name])
     print(
         f"an exact loss that takes logits, on an utterance at a time: NAME:{implementations.BY_UTTERANCE}"
     )
@@ -63,7 +65,8 @@ def states(python_of: Mapping[str, interpreters.Choice], device: str) -> dict[st
     places = {}
     for name, choice in python_of.items():
         row = implementations.find(name)
-        attributes, kind = implementations.described(row), device.partition(":")[0]
+        attributes = implementations.described(row).of_variant(row.variant)
+        kind = device.partition(":")[0]
         managed = choice.python == environments.interpreter(row.environment)
         where = f"environment {row.environment}" if managed else str(choice.python)
         needed = {"torch"} if row.built else {"torch", row.package}
