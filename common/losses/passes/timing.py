@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from statistics import median_low
 
 import torch
 
@@ -49,15 +50,20 @@ class OfScope:
         self.taken: dict[int, Taken] = {}
         # the step of the last sample, which the next one drops first
         self.latest: list[tuple[int, LossStep]] = []
-        # samples; bytes in use once each batch and LEAST_KEPT samples were measured
-        self.count, self.level = 0, 0
+        self.count = 0  # samples
+        # bytes in use before each further sample, once each batch and LEAST_KEPT samples were measured
+        self.levels: list[int] = []
 
     def sample(self, batch: int, repeat: int, warmup: bool) -> Sample:
         """Return a sample; arguments as of sampling.Sampler."""
         self.latest.clear()
         if not warmup:
-            if self.count == max(LEAST_KEPT, len(self.taken)):
-                self.level = in_use(self.context.device)
+            first = max(LEAST_KEPT, len(self.taken))
+            if self.count == first:
+                self.levels.clear()
+                gc.collect()
+            if self.count >= first:
+                self.levels.append(in_use(self.context.device))
             self.count += 1
         # its own: a loss must not know an answer before
         numbers = 4 * repeat + 2 * warmup + (self.scope == "step")
@@ -77,18 +83,21 @@ class OfScope:
 
     def kept(self) -> int | None:
         """Return how many bytes more are in use after each further sample, once the last step is
-        dropped; None where there were too few samples to tell, or the system does not."""
+        dropped; None where there were too few samples to tell, or the system does not.
+
+        What most samples do not add is no leak: a cache that is filled once."""
         self.latest.clear()
-        further = self.count - max(LEAST_KEPT, len(self.taken))
-        if further < LEAST_KEPT or not self.level:
+        gc.collect()
+        levels = [*self.levels, in_use(self.context.device)]
+        added = [after - before for before, after in zip(levels, levels[1:])]
+        if len(added) < LEAST_KEPT or not levels[0]:
             return None
-        return max(in_use(self.context.device) - self.level, 0) // further
+        return max(min((levels[-1] - levels[0]) // len(added), median_low(added)), 0)
 
 
 def in_use(where: torch.device) -> int:
     """Return the bytes that torch has on this GPU, or malloc in this process; 0 where the C library
     does not tell."""
-    gc.collect()
     return (
         torch.cuda.memory_allocated(where) if where.type == "cuda" else memory.allocated_bytes()[0]
     )
