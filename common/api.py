@@ -57,7 +57,7 @@ class Results(list[Row]):
         """Return a table of the first columns for a notebook."""
         heads = list(self[0])[:SHOWN] if self else []
         body = ""
-        for line in [heads, *([row[head] for head in heads] for row in self)]:
+        for line in [heads, *([row.get(head, "") for head in heads] for row in self)]:
             words = (
                 f"{cell:.4g}" if isinstance(cell, float) else html.escape(str(cell))
                 for cell in line

@@ -45,7 +45,7 @@ def not_slower(tmp_path: Path) -> Callable[..., None]:
         `percent` %.
 
         Args:
-            loss, flags: as of `rnnt_bench.instruments`.
+            loss, flags: as of `rnnt_bench.measure`.
             baseline: the log folder of the measurement to compare with.
             percent: how much slower is no failure.
             strict: whether the test fails, instead of being skipped, where there is no verdict.

@@ -196,13 +196,15 @@ def test_what_is_said_of_corners_has_a_day_and_a_version(tmp_path, version, word
 def test_errors_are_those_at_the_measured_size_and_large_ones_are_marked(tmp_path):
     sizes = {"batch": 4, "N": 2, "T_max": 407, "U_max": 86, "loss_error": 8e-8, "grad_tolerance": 2e-3, "ok": True}
     for name, grad_error in (("torchaudio", 1.3e-3), ("reference", 5e-6)):
-        jobs = [correctness(at_size={**sizes, "grad_error": grad_error}, differing=["given"])]
+        differ = {"differing": ["given"], "reached_by_padding": ["loss", "given"]}
+        jobs = [correctness(at_size={**sizes, "grad_error": grad_error}, **differ)]
         write_run(tmp_path / name, name=name, jobs=jobs, passes=["correctness"])
     text = " ".join(screen(tmp_path).split())
     assert "gradients within 1.3e-03" in text and "at the measured size" in text, text
     assert "above 1e-04: torchaudio 1.3e-03" in text and "torchaudio 1.3e-03, reference" not in text
     table = summarize(tmp_path)
-    assert "not deterministic" in table
+    assert "not deterministic" in table and "reaches the loss and the gradient of its input" in table
+    assert "given:" not in table
     metric = metrics.METRICS["grad_error"]
     shown = {row.name: metric.shown(row) for row in logs.rows([tmp_path])}
     assert shown == {"torchaudio": "1.3e-03 !", "reference": "5.0e-06"}

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,8 @@ def test_runs_of_every_tool_are_rows_beside_those_of_losses(tmp_path):
     assert [row["rtf"] for row in table if row["tool"] == "inference"] == ["0.1", "0.025", "0.05", ""]
     assert [row["name"] for row in api.load(tmp_path)] == ["torchaudio"]
     assert len(api.load(tmp_path, tool="inference")) == 4
+    shutil.rmtree(tmp_path / "torchaudio")
+    assert "<td>profile</td>" in api.load(tmp_path)._repr_html_()  # rows of many tools, with other keys
 
 
 def test_output_file_and_a_terminal_without_unicode(tmp_path):
@@ -174,7 +177,7 @@ def test_csv_has_the_plain_values_of_json_the_same_for_every_run(tmp_path):
     assert (
         {*dozen.split(",")} <= lines[0].keys()
         and text.startswith("name,kind,status,")
-        and {line["name"] for line in lines} == {"k2", "torchaudio"}
+        and {(line["name"], line["preset"]) for line in lines} == {("k2", "cpu"), ("torchaudio", "cpu")}
     )
     rows = {row["name"]: row for row in read_rows(tmp_path)}
     for line in lines:  # the same names and numbers in CSV and JSON, and first of all in both

@@ -92,15 +92,12 @@ def _about_errors(row: Row) -> Iterator[Doubt]:
         yield Doubt("coarse", f"computes in less than float32: {words}")
     if checked.differing:
         words = (
-            f"a second step on the same inputs gives other bits in {', '.join(checked.differing)}"
+            f"a second step on the same inputs gives other bits in {_results(checked.differing)}"
         )
         yield Doubt("not deterministic", f"not deterministic: {words}")
     if checked.reached_by_padding:
-        names = [
-            name if name == "loss" else f"gradient of {name}" for name in checked.reached_by_padding
-        ]
-        words = f"NaN in the padding reaches the {' and the '.join(names)}: pad with finite numbers"
-        yield Doubt("padding", words)
+        reached = _results(checked.reached_by_padding)
+        yield Doubt("padding", f"NaN in the padding reaches {reached}: pad with finite numbers")
     if checked.fewest_frames > 1:
         frames = text.count(checked.fewest_frames, "frame")
         tokens = text.count(checked.fewest_targets, "token")
@@ -109,6 +106,12 @@ def _about_errors(row: Row) -> Iterator[Doubt]:
     if row.kind == "pruned" and row.newest(schema.Correctness):
         words = "approximate by design: its errors were measured with the range widened to all of U"
         yield Doubt("approximate", words)
+
+
+def _results(names: Sequence[str]) -> str:
+    """Word what a step returns: "loss", and tensors that get a gradient; "given" is what a loss takes."""
+    words = {"loss": "the loss", "given": "the gradient of its input"}
+    return " and ".join(words.get(name, f"the gradient of {name}") for name in names)
 
 
 def _about_memory(row: Row) -> Iterator[Doubt]:

@@ -455,7 +455,8 @@ ALL = (
     ),
     # of CSV and JSON alone
     *(_plain(key) for key in ("device", "device_name")),
-    *(_plain(key, value=f"configuration.{key}") for key in ("dtype", "preset")),
+    _plain("dtype", value="configuration.dtype"),
+    _plain("preset", value="header.settings.preset"),
     *(
         _plain(key, value=f"configuration.{key}")
         for key in ("vocab_size", "batch_size", "max_frames", "threads")
