@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -134,19 +137,6 @@ def test_a_model_is_tried_for_real(tmp_path):
     assert all(160 < row["peak_mb"] < 200 and row["utterances_per_second"] for row in answer.rows)
 
 
-def test_a_loss_that_the_model_cannot_take_is_refused(tmp_path):
-    import torch
-    from rnnt_bench.core.errors import UserError
-    from rnnt_bench.tools.largest.model import Training
-
-    (tmp_path / "own.py").write_text(MODEL)
-    name = f"{tmp_path / 'own.py'}:Model"
-    given = {"model": name, "arguments": {}, "loss": "torchaudio", "optimizer": "AdamW"}
-    with pytest.raises(UserError, match="--losses torchaudio.*argument"):
-        Training(given, torch.device("cpu"), {}, torch.optim.AdamW)
-    Training({**given, "loss": ""}, torch.device("cpu"), {}, torch.optim.AdamW)
-
-
 BROKEN = """
 import torch
 
@@ -171,6 +161,8 @@ class Refuses(torch.nn.Linear):
         ("missing", [], ["bucket 2: ", "no checkpoint here"]),
         ("Refuses", [], ["bucket 2, a batch of N 1", "takes no such batch"]),
         ("Refuses", ["--optimizer", "AdmW"], ["torch.optim", "AdamW"]),
+        ("Refuses", ["--losses", "torchaudio"], ["bucket 2: --losses torchaudio: ", "no argument `loss`"]),
+        ("Refuses", ["--gradient-checkpointing"], ["bucket 2: ", "--gradient-checkpointing: Refuses has no"]),
     ],
 )
 def test_a_factory_or_a_batch_that_fails_is_one_line_with_the_bucket(name, flags, wanted, tmp_path, capsys):
@@ -305,6 +297,13 @@ def test_nemos_lines_have_a_bin_for_each_size(count, is_pair, tmp_path):
     assert bins == wanted and config["max_duration"] == answer.rows[-1]["seconds"]
 
 
+def test_lines_to_paste_say_of_which_loss_they_are(tmp_path):
+    _, answer = searched(tmp_path, Canned(canned(30_000)), "--buckets", 2, "--losses", "own,fused")
+    for name, key in (("nemo", "bucket_batch_size:"), ("lhotse", "batch_sizes =")):
+        before, own, fused = re.split("# (?:own|fused)\n", answer.render(name))
+        assert not before and own == fused and own.count(key) == 1
+
+
 WAV2VEC2 = {
     "vocab_size": 51,
     "hidden_size": 16,
@@ -339,6 +338,7 @@ def trained(name, given, monkeypatch):
     pytest.importorskip("torchaudio")
     monkeypatch.chdir(ROOT)
     known = {"model": name, "arguments": {}, "loss": "", "amp": False, "features": 80, "hop": 160, "vocab_size": 50}
+    known["gradient_checkpointing"] = False
     return model.Training({**known, **given}, torch.device("cpu"), model.imported(name), torch.optim.AdamW)
 
 
@@ -365,6 +365,27 @@ def test_models_by_name_take_a_step(name, given, monkeypatch):
     weights = [weight.clone() for weight in training.model.parameters()]
     training.step(2, 80, 3, 1)
     assert any(not torch.equal(*pair) for pair in zip(weights, training.model.parameters()))
+
+
+def test_gradient_checkpointing_runs_a_layer_twice_in_less_memory(monkeypatch):
+    """The part of a layer: hooks of the layer itself run once, since transformers checkpoints its forward alone."""
+    import torch
+    from rnnt_bench.instruments.memory import peaks
+
+    sizes = {**PARAKEET["encoder_config"], "num_hidden_layers": 4, "subsampling_conv_channels": 8}
+    arguments = {**PARAKEET, "encoder_config": sizes}
+    measured = []
+    for checkpointing in (False, True):
+        given = {"arguments": arguments, "gradient_checkpointing": checkpointing}
+        training = trained("transformers:ParakeetForTDT", given, monkeypatch)
+        calls = []
+        training.model.encoder.layers[0].self_attn.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        training.step(4, 1600, 3, 1)
+        count = len(calls)
+        step = SimpleNamespace(run=partial(training.step, 4, 1600, 3, 1))
+        measured.append((count, peaks(lambda step=step: step, torch.device("cpu"))["torch_allocated_bytes"]))
+    (once, plain), (twice, checkpointed) = measured
+    assert (once, twice) == (1, 2) and checkpointed < 0.8 * plain
 
 
 FEW_MELS = {**PARAKEET, "encoder_config": {**PARAKEET["encoder_config"], "num_mel_bins": 40}}

@@ -59,7 +59,6 @@ class Training(Struct, tag="training", kw_only=True):
     Attributes:
         model: by import path
         losses: names; "" for the model's own
-        parts: bins by tokens in each bin by duration
         seconds: of a frame
         margin: share of the limit that is left free in the search
     """
@@ -67,7 +66,6 @@ class Training(Struct, tag="training", kw_only=True):
     model: str
     losses: list[str]
     buckets: list[Bucket]
-    parts: schema.Positive
     seconds: float
     limit: str
     margin: float
@@ -230,7 +228,9 @@ def _add(
     if len(sizes) == len(config.buckets):
         in_order = [sizes[number] for number in range(1, len(sizes) + 1)]
         result.lines.append(_max_duration(config, in_order, f" {loss}".rstrip()))
-        result.forms.update(_forms(config, in_order))
+        for name, lines in _forms(config, in_order).items():
+            head = f"# {loss}\n" if loss else ""
+            result.forms[name] = result.forms.get(name, "") + head + lines
 
 
 def _bought(rows: list[dict[str, Any]], first: str, loss: str, unknown: str) -> str:
@@ -280,7 +280,7 @@ sampler = DynamicBucketingSampler(
     pairs = [[_seconds(config, bucket), bucket.U] for bucket in config.buckets]
     nemo = f"""use_bucketing: true
 num_buckets: {len(config.buckets)}
-bucket_duration_bins: {bins if config.parts == 1 else pairs}
+bucket_duration_bins: {bins if len(bins) == len(pairs) else pairs}
 bucket_batch_size: {sizes}
 max_duration: {bins[-1]}
 """

@@ -245,6 +245,11 @@ def _add_model(group: Any) -> None:
         "--amp", choices=("bfloat16",), help="Run the model under autocast. Default: none"
     )
     group.add_argument(
+        "--gradient-checkpointing",
+        action="store_true",
+        help="Train with the gradient checkpointing that a model of transformers has.",
+    )
+    group.add_argument(
         "--features", type=whole, default=80, metavar="F", help="Features of a frame. Default: 80"
     )
     group.add_argument(
@@ -273,17 +278,17 @@ def _of_model(arguments: argparse.Namespace, executor: session.Executor | None) 
     utterances, seconds = _utterances(arguments.shape_file, is_manifest, arguments.bpe_model)
     limit, size = memory_limit(arguments.memory_limit, device)
     model = _named(arguments, resolved.vocab_size, device)
-    amp = [f"amp {arguments.amp}"] if arguments.amp else []
+    used = [f"amp {arguments.amp}"] if arguments.amp else []
+    used += ["gradient checkpointing"] if arguments.gradient_checkpointing else []
     of_model = (f"{key} {value}" for key, value in model["arguments"].items() if value != "")
     config = buckets.Training(
         model=arguments.model,
         losses=list(arguments.losses),
         buckets=buckets.of_utterances(utterances, *arguments.buckets),
-        parts=arguments.buckets[1],
         seconds=seconds,
         limit=limit,
         margin=arguments.margin,
-        words=[", ".join([arguments.optimizer, *amp, *of_model])],
+        words=[", ".join([arguments.optimizer, *used, *of_model])],
     )
 
     def task(loss: str, called: str, sizes: dict[int, int], limit_bytes: int | None) -> job.Task:
@@ -297,6 +302,7 @@ def _of_model(arguments: argparse.Namespace, executor: session.Executor | None) 
             "loss": loss,
             "optimizer": arguments.optimizer,
             "amp": bool(arguments.amp),
+            "gradient_checkpointing": arguments.gradient_checkpointing,
             "hop": arguments.hop,
             "buckets": chosen,
             "steps": buckets.PROBE_STEPS

@@ -83,6 +83,16 @@ def imported(name: str) -> dict[str, Any]:
     }
 
 
+def checkpoint(model: Any) -> None:
+    """Switch on the gradient checkpointing of a model of transformers.  Raises UserError where it
+    has none."""
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        words = f"{type(model).__name__} has no gradient checkpointing of transformers"
+        raise UserError(f"--gradient-checkpointing: {words}; let its factory do it, by an --arg")
+    enable = getattr(model, "activation_checkpointing_enable", None)  # its name in transformers 6
+    (enable or model.gradient_checkpointing_enable)()
+
+
 class Training:
     """A model with its loss and optimizer.  Raises UserError for what cannot be made."""
 
@@ -93,6 +103,8 @@ class Training:
         self.model: Any = self._model(
             given["model"], dict(given["arguments"]), given["loss"]
         ).train()
+        if given["gradient_checkpointing"]:
+            checkpoint(self.model)
         self.optimizer = optimizer(self.model.parameters(), lr=1e-5)
 
     def _model(self, name: str, arguments: dict[str, Any], loss: str) -> torch.nn.Module:
