@@ -23,7 +23,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rnnt_bench.analysis import logs  # noqa: E402
+from rnnt_bench.analysis import logs, machines  # noqa: E402
 from rnnt_bench.analysis.row import PEAKS, Row  # noqa: E402
 from rnnt_bench.analysis.standing import stand  # noqa: E402
 from rnnt_bench.core import flag_types  # noqa: E402
@@ -117,12 +117,11 @@ def run(
 class Measured(NamedTuple):
     """The measured rows for a line of the tables.
 
-    rows: the rows of the line's run, by name; memory: the rows of any run of the workload that have peaks, by name.
+    rows: those with these logits, by name; memory: the rows of the workload that have peaks, by name.
     """
 
     workload: Workload
     logits: str
-    run: str
     rows: dict[str, Row]
     memory: dict[str, Row]
 
@@ -131,21 +130,27 @@ class Measured(NamedTuple):
         return self.rows["fused"]
 
 
+def workload_of(row: Row) -> str:
+    """Return the key of the workload that a row is of, by its preset."""
+    return (row.header.settings.preset or "").partition(",")[2] or "bpe500"
+
+
 def read(folder: Path) -> list[Measured]:
     """Return the lines of the tables; raise UserError if fused has no numbers."""
     lines = []
+    measured = logs.rows([folder])
     for key, workload in WORKLOADS.items():
-        runs = {path.name: logs.rows([path]) for path in sorted(folder.glob(f"{key}-*"))}
-        memory = {row.name: row for rows in runs.values() for row in rows if row.peaks}
+        own = [row for row in measured if workload_of(row) == key]
+        memory = {row.name: row for row in own if row.peaks}
         for logits in LOGITS:
-            rows = {row.name: row for row in runs.get(f"{key}-{logits}", [])}
+            rows = {row.name: row for row in own if row.header.settings.logits == logits}
             if not rows:
                 continue
             fused = rows.get("fused")
             if fused is None or fused.status != "ok":
                 reason = fused.reason if fused else "it was not measured"
                 raise UserError(f"{workload.title}, {logits} logits: fused: {reason}")
-            lines.append(Measured(workload, logits, f"{key}-{logits}", rows, memory))
+            lines.append(Measured(workload, logits, rows, memory))
     if not lines:
         raise UserError(f"{folder}: has no run of this script; start it without --resume")
     return lines
@@ -244,11 +249,11 @@ def line(entry: Measured) -> dict[str, Cell]:
 def described(measured: Sequence[Measured]) -> str:
     """Return what was measured, where and how, and which counter is the memory."""
     row = measured[0].fused
-    threads = f", {row.environment.threads} threads" if row.device == "cpu" else ""
+    machine = machines.named(row.header.machine) if row.device == "cpu" else row.device_name
     peaks_mb = next((entry.memory["fused"].peaks_mb["step"] for entry in measured if "fused" in entry.memory), {})
     counter = COUNTERS[next((counter for counter in PEAKS if peaks_mb.get(counter)), "process")]
     return (
-        f"`docs/_fused_table.py`, {row.header.started[:10]}, {row.device_name}{threads}, torch "
+        f"`docs/_fused_table.py`, {row.header.started[:10]}, {machine}, torch "
         f"{row.torch}, {count(row.rounds, 'round')}: a step from encoder and decoder outputs to all gradients; MB is "
         f"the {counter}."
     )
@@ -257,7 +262,7 @@ def described(measured: Sequence[Measured]) -> str:
 def failures(folder: Path) -> str:
     """Return a line for each row that did not end well."""
     rows = [row for row in logs.rows([folder]) if row.status != "ok"]
-    lines = [f"{row.folder.parent.name}: {row.name}: {row.status}: {without_folders(row.reason)}" for row in rows]
+    lines = [f"{workload_of(row)}: {row.name}: {row.status}: {without_folders(row.reason)}" for row in rows]
     return "\n".join(f"- {escaped(text)}" for text in lines)
 
 
