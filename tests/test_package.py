@@ -431,7 +431,15 @@ def test_what_is_not_whole_is_refused_in_one_line(tmp_path, words):
     assert any(words in line for line in lines) and all("\n" not in line for line in lines)
 
 
-def test_the_flags_that_say_what_was_measured_are_kept():
-    line = "/home/me/benchmark_all.py --topology tdt --scope step --limits=false --sweep window=9,5 --batch-size 2"
-    kept = submit.flags_of([*line.split(), "--shape-file", "/home/me/mine.pt", "--log-dir", "/home/me/log", "--quiet"])
-    assert " ".join(kept) == line.partition("/home/me/")[2].replace("=f", " f") + " --shape-file own"
+@pytest.mark.parametrize(
+    "line",
+    [
+        "benchmark_all.py --topology tdt --scope step --limits=false --sweep window=9,5 --batch-size 2",
+        "losses/benchmark_fast_rnnt.py --preset cpu --in-place --skip k2,reference",
+        "rnnt-bench sweep vocab-size=500,4096 --only fused",
+    ],
+)
+def test_the_flags_that_say_what_was_measured_are_kept(line):
+    further = ["--shape-file", "/home/me/mine.pt", "--log-dir", "/home/me/log", "--quiet"]
+    kept = submit.flags_of([*f"/home/me/{line}".split(), *further])
+    assert " ".join(kept) == line.replace("=f", " f") + " --shape-file own"

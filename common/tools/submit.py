@@ -45,13 +45,17 @@ VARIABLES = frozenset(
 )
 #: Kinds of records that results hold, but for those of traces.
 KINDS = ("run", "environment", "correctness", "sample", "stop", "memory", "limits", "status")
-#: Scripts that a command line may begin with.
-SCRIPTS = frozenset(
-    """rnnt-bench benchmark_all.py benchmark_fused.py benchmark_k2.py benchmark_k2_pruned.py benchmark_ot.py
-    benchmark_torchaudio.py""".split()
-)
+#: Scripts that a command line may begin with, by name.
+SCRIPTS = {
+    Path(file).name: file
+    for file in (
+        "rnnt-bench",
+        "benchmark_all.py",
+        *(row.file for row in implementations.IMPLEMENTATIONS),
+    )
+}
 #: Commands of rnnt-bench that measure losses.
-COMMANDS = ("run", "sweep", "largest")
+COMMANDS = ("run", "sweep")
 #: Files that a user's run may name in its settings.
 SUITES_OWN = ("shape_info.pt", "data/shape_info.features.pt")
 
@@ -109,11 +113,14 @@ def flags_of(command: Any) -> list[str]:
         return []
     script, *arguments = map(str, command)
     name = Path(script).name
-    result = [name] if name in SCRIPTS else []
+    result = [SCRIPTS[name]] if name in SCRIPTS else []
     if name == "rnnt-bench":
         result += [word for word in arguments[:1] if word in COMMANDS]
-    flags = {"--only", "--topology", "--limits", "--sweep"}
+    flags = {"--only", "--skip", "--topology", "--in-place", "--limits", "--sweep"}
     flags.update(setting.flag for setting in SETTINGS.values())
+    if result[1:] == ["sweep"]:  # its axes are words: vocab-size=500,4096
+        axes = (word for word in arguments[1:] if f"--{word.partition('=')[0]}" in flags)
+        result += map(sendable, axes)
     for word, following in zip(arguments, [*arguments[1:], "--"]):
         flag, equals, value = word.partition("=")
         if flag not in flags:
