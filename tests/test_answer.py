@@ -47,8 +47,8 @@ def log(tmp_path):
     timed(folder, "fast_rnnt-pruned", [10, 10.1, 10.2], exact=False, peak=5, kind="pruned")
     missing = "the nemo environment is not there; run `make setup ENVIRONMENTS=nemo`"
     write_run(folder / "nemo", name="nemo", jobs=[[status("correctness", "missing", missing)]])
-    why = "apex has no cpu version; it runs on cuda"
-    write_run(folder / "apex", name="apex", jobs=[[status("correctness", "unsupported", why)]])
+    for name, why in (("apex", "has no cpu version; it runs on cuda"), ("speechbrain", "does not take float64")):
+        write_run(folder / name, name=name, jobs=[[status("correctness", "unsupported", f"{name} {why}")]])
     write_run(folder / "k2", name="k2", jobs=[correctness(), [status("timing-1", "error", "killed by SIGKILL")]])
     return folder
 
@@ -70,6 +70,7 @@ def test_the_answer_fits_a_screen(log):
     assert positions == sorted(positions)
     row = next(line.split() for line in lines if line.startswith("fast_rnnt "))
     assert {"202.0", "2.00", "slower", "90.00"} <= set(row)
+    assert text[text.index("VERDICT") :].strip() in summarize(log), "--details ends with another verdict"
 
 
 def test_losses_under_another_torch_are_a_group_of_their_own(log):
@@ -118,6 +119,7 @@ def test_without_both_controls_nothing_is_said_of_torchs_products(controlled):
 def test_what_did_not_run_is_one_line_with_how_to_get_it(log):
     text = " ".join(screen(log).split())
     assert "did not run:" in text and "nemo (make setup ENVIRONMENTS=nemo)" in text and "apex (needs CUDA)" in text
+    assert "speechbrain (does not take float64)" in text
     assert "k2: error: timing-1: killed by SIGKILL" in text
 
 

@@ -242,10 +242,9 @@ def announce(names: Sequence[str], resolved: settings.Settings, flags: Mapping[s
     batches = f"{count(resolved.num_batches, 'batch')} {size} ({choice})"
     joiner = f"V {resolved.vocab_size}, joiner {resolved.encoder_dim}"
     repeated = count(resolved.rounds, "round")
-    if resolved.budget:
-        fewest = min(settings.FEWEST_IN_BUDGET, resolved.rounds)
+    if resolved.budget and settings.FEWEST_IN_BUDGET < resolved.rounds:
         time = flag_types.worded_duration(resolved.budget)
-        repeated = f"{fewest} to {repeated}, as many as begin within {time}"
+        repeated = f"{settings.FEWEST_IN_BUDGET} to {repeated}, as many as begin within {time}"
     parts = [batches, *settings.described(resolved.to_json()), joiner, resolved.dtype, repeated]
     heading = f"measuring {', '.join(names)} on {resolved.device}: {', '.join(parts)}"
     say(f"{heading}; passes {', '.join(resolved.passes)}")
@@ -266,7 +265,8 @@ def _finish(
     ]
     log.newest()  # which tells each row its earlier runs
     short = tables.screen(shown, tables.this_terminal(), [arguments.log_dir])
-    return finish(ended, short + "\n", tables.whole(shown) + "\n", statuses, arguments, log)
+    details = tables.whole(shown, folders=[arguments.log_dir])
+    return finish(ended, short + "\n", details + "\n", statuses, arguments, log)
 
 
 def anew_after(change: Changed, arguments: Namespace) -> Namespace:

@@ -78,7 +78,7 @@ def main(options: Namespace) -> int:
             terminal = tables.UNKNOWN if options.output else tables.this_terminal()
             texts.append(tables.screen(log, terminal, options.log))
         elif log.every:
-            texts.append(tables.whole(log, format))
+            texts.append(tables.whole(log, format, options.log))
         texts += [text for tool in parts.slices() for text in tool.text(paths, format)]
     text = "\n".join(filter(None, texts))
     if options.output is not None:

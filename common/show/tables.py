@@ -15,7 +15,7 @@ from textwrap import wrap
 from typing import NamedTuple
 
 from rnnt_bench.analysis import doubts, logs, metrics, standing, verdict
-from rnnt_bench.analysis.groups import Group, is_numeric, kind_title
+from rnnt_bench.analysis.groups import Group, Sweep, is_numeric, kind_title
 from rnnt_bench.analysis.row import SCOPES, Row, Rows
 from rnnt_bench.core import settings
 from rnnt_bench.core.called import command
@@ -39,14 +39,20 @@ FORMATS = ("table", "markdown", "csv", "json")
 STATUS_MARKS = {"ok": "good", **dict.fromkeys(NOT_RUNNABLE, "quiet")}
 
 
-def whole(log: logs.Log, format: str = "table") -> str:
-    """Return the tables of all configurations with their remarks, then those of each sweep."""
-    results = [block(table("results", group.heading, group.rows), format) for group in log.groups]
-    parts = [[*results, *remarks(log.rows, format)]]
+def whole(log: logs.Log, format: str = "table", folders: Sequence[Path] = ()) -> str:
+    """Return the tables of all configurations with their remarks, then those of each sweep; each
+    table has its verdict below it, but in Markdown.  folders: as of `screen`."""
+    parts: list[list[str]] = [[]]
+    for group in log.groups:
+        parts[0].append(block(table("results", group.heading, group.rows), format))
+        if format == "table":
+            parts[0].append("\n".join(_of_group(group, UNKNOWN, folders)))
+    parts[0] += remarks(log.rows, format)
     for sweep in log.sweeps:
-        swept = table("sweep", sweep.heading, sweep.rows, "sweep")
-        parts.append([block(swept, format), *remarks(sweep.rows, format)])
-    return "\n".join("\n\n".join(blocks) + "\n" for blocks in parts if blocks)
+        swept = block(table("sweep", sweep.heading, sweep.rows, "sweep"), format)
+        answer = "\n".join(_of_sweep(sweep, UNKNOWN)) if format == "table" else ""
+        parts.append([swept, answer, *remarks(sweep.rows, format)])
+    return "\n".join("\n\n".join(filter(None, blocks)) + "\n" for blocks in parts if blocks)
 
 
 def exported(log: logs.Log, tool_rows: Sequence[Values], format: str) -> str:
@@ -228,35 +234,22 @@ def screen(log: logs.Log, terminal: Terminal = UNKNOWN, folders: Sequence[Path] 
     matrix may be, besides docs/."""
     parts: list[Lines] = []
     for group in log.groups:
-        parts += _blocks("answer", group.heading, group.rows, terminal, *_answers(group, folders))
+        parts += _blocks("answer", group.heading, group.rows, terminal)
+        parts.append(_of_group(group, terminal, folders))
     sections = [parts]
     for sweep in log.sweeps:
-        picks = ((settings.words(values), verdict.fastest(rows)) for values, rows in sweep.cells())
-        answers = {
-            cell: verdict.answer(pick, verdict.time_of(pick.scope)) for cell, pick in picks if pick
-        }
-        title = "The fastest exact loss" if answers else ""
-        sections.append(
-            _blocks("answer-sweep", sweep.heading, sweep.rows, terminal, title, answers)
-        )
+        blocks = _blocks("answer-sweep", sweep.heading, sweep.rows, terminal)
+        sections.append([*blocks, _of_sweep(sweep, terminal)])
     return "\n".join(spaced(blocks) for blocks in sections if blocks)
 
 
-def _blocks(
-    columns: str,
-    heading: str,
-    rows: Rows,
-    terminal: Terminal,
-    title: str,
-    answers: Mapping[str, verdict.Words],
-) -> list[Lines]:
+def _blocks(columns: str, heading: str, rows: Rows, terminal: Terminal) -> list[Lines]:
     measured = [row for row in rows if row.is_measured]
     return [
         wrapped(heading, terminal.width),
         fitting(columns, measured, terminal),
         [*failures(rows, terminal), *absent(rows, terminal), *correctness(rows, terminal)],
         load(rows, terminal),
-        verdict_lines({name: in_words(words) for name, words in answers.items()}, terminal, title),
     ]
 
 
@@ -329,7 +322,9 @@ def _obtained(row: Row) -> str:
         return python[0]  # which no set-up brings
     if row.status == "unsupported" or "@" in row.name:
         device = re.search(r"; it runs on ([a-z ]+)", reason)
-        return f"needs {device[1].strip().upper()}" if device else reason
+        return (
+            f"needs {device[1].strip().upper()}" if device else reason.removeprefix(f"{row.name} ")
+        )
     if set_up := re.search(r"`(make setup[^`]*)`", reason):
         return set_up[1]
     return f"manual install, see {command('list')}" if "install" in reason else reason
@@ -387,8 +382,18 @@ def verdict_lines(answers: Mapping[str, str], terminal: Terminal, title: str = "
     return [terminal.painted("VERDICT", "title"), *lines] if lines else []
 
 
-def _answers(group: Group, folders: Sequence[Path]) -> tuple[str, dict[str, verdict.Words]]:
-    """Return the title of the verdict on a group, and its answers by question."""
+def _of_sweep(sweep: Sweep, terminal: Terminal) -> Lines:
+    """Return the lines of the verdict on a sweep: the fastest exact loss of each combination."""
+    answers = {
+        settings.words(values): in_words(verdict.answer(pick, verdict.time_of(pick.scope)))
+        for values, rows in sweep.cells()
+        if (pick := verdict.fastest(rows))
+    }
+    return verdict_lines(answers, terminal, "The fastest exact loss") if answers else []
+
+
+def _of_group(group: Group, terminal: Terminal, folders: Sequence[Path]) -> Lines:
+    """Return the lines of the verdict on a group."""
     answers: dict[str, verdict.Words] = {}
     fastest, logits, smallest, approximate = verdict.picks(group.rows, folders)
     if fastest:
@@ -409,4 +414,5 @@ def _answers(group: Group, folders: Sequence[Path]) -> tuple[str, dict[str, verd
     if fastest and not fastest.withheld:
         question, words = verdict.cautions(fastest)
         answers[question] = [words]
-    return verdict.headline(fastest, smallest) if fastest else "", answers
+    title = verdict.headline(fastest, smallest) if fastest else ""
+    return verdict_lines({key: in_words(words) for key, words in answers.items()}, terminal, title)
