@@ -168,7 +168,7 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     tasks = [task(name, "correctness", few) for name in names if name not in config.missing]
 
     def follow(run: kept.Kept) -> list[job.Task]:
-        limit_bytes = _limit_of(run, device, size)
+        limit_bytes = limit_of(run) or size  # of a run that goes on, that of its first step
         return [task(*coming, limit_bytes) for coming in losses.coming(config, run)]
 
     return commands.measured(
@@ -315,7 +315,7 @@ def _of_model(arguments: argparse.Namespace, executor: session.Executor | None) 
         return job.Task(called, TOOL, given, environment=VARIABLES)
 
     def follow(run: kept.Kept) -> list[job.Task]:
-        limit_bytes = _limit_of(run, device, size)
+        limit_bytes = limit_of(run) or size  # of a run that goes on, that of its first step
         return [task(*coming, limit_bytes) for coming in buckets.coming(config, run)]
 
     called = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(arguments.model).name)
@@ -398,12 +398,6 @@ def _unit(resolved: settings.Settings) -> str:
     if not resolved.sort_utterance:
         return "utterances"
     return "padded frames (N x longest T)" if resolved.max_frames_padded else "frames (sum of T)"
-
-
-def _limit_of(run: kept.Kept, device: str, size: int | None) -> int | None:
-    """Return the limit of the next tasks in bytes: on a CPU that of a run that goes on, else
-    `size`."""
-    return (limit_of(run) if device == "cpu" else None) or size
 
 
 def memory_limit(asked: str | None, device: str) -> tuple[str, int | None]:
