@@ -181,6 +181,8 @@ BAD_INPUTS = [
     (f"{MEASURE} --durations 0,1", "--durations only applies tdt"),
     (f"{MEASURE} --prune-range 3", "--prune-range only applies pruned"),
     (f"{MEASURE} --sweep sigma=0.1,0.2", "--sigma only applies tdt"),
+    ("rnnt-bench largest --buckets 3", "--buckets only applies with --model"),
+    ("rnnt-bench largest --model icefall --vocab-size 9", "--vocab-size icefall"),
     (f"{MEASURE} --log-dir=", "must not be empty"),
     ("rnnt-bench sweep", "KEY=A,B"),
     ("rnnt-bench sweep --preset quick", "KEY=A,B"),

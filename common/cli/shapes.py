@@ -15,7 +15,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from rnnt_bench.core.arguments import Parser
+from rnnt_bench.core.arguments import Parser, refuse
 from rnnt_bench.core.called import command, or_set_up
 from rnnt_bench.core.errors import EXIT_OK, UserError, say
 from rnnt_bench.core.flag_types import path, positive, seed, whole
@@ -198,12 +198,7 @@ def check(flags: Namespace) -> None:
     source, foreign = (
         ("--from-figures", MANIFEST_ONLY) if flags.from_figures else ("--manifest", ("seed",))
     )
-    defaults = parser()
-    for name in foreign:
-        if getattr(flags, name) != defaults.get_default(name):
-            raise UserError(
-                f"--{name.replace('_', '-')} does not go with {source}; leave one of them out"
-            )
+    refuse(parser(), flags, foreign, f"does not go with {source}; leave one of them out")
     if flags.manifest and (flags.bpe_model is None) == (flags.bpe_vocab_size is None):
         raise UserError(
             "give either --bpe-model FILE or --bpe-vocab-size V (500 in icefall), to count tokens with"

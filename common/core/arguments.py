@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 from textwrap import fill
 from typing import Any, NoReturn
@@ -89,6 +90,20 @@ class _HelpAll(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         parser._print_message(parser.format_help(), sys.stdout)
         parser.exit()
+
+
+def refuse(
+    parser: argparse.ArgumentParser,
+    arguments: argparse.Namespace,
+    keys: Collection[str],
+    words: str,
+) -> None:
+    """Raise UserError for the first flag of these `keys` that has another value than its default.
+    words: why it has no effect, and what to do."""
+    for action in parser._actions:
+        is_given = getattr(arguments, action.dest, action.default) != action.default
+        if action.dest in keys and is_given:
+            raise errors.UserError(f"{action.option_strings[0]} {words}")
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:

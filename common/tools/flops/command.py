@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rnnt_bench.cli.parser import add_setting
 from rnnt_bench.core import errors, flag_types, settings
-from rnnt_bench.core.arguments import Parser
+from rnnt_bench.core.arguments import Parser, refuse
 from rnnt_bench.jobs import job, session
 from rnnt_bench.setup import interpreters
 from rnnt_bench.tools import commands, kept
@@ -149,6 +149,9 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
         raise errors.UserError("give --input-shape, --audio or --pseudo-input")
     if arguments.audio and arguments.pseudo_input:
         raise errors.UserError("give --audio or --pseudo-input, not both")
+    if not arguments.pseudo_input:
+        words = "is of --pseudo-input; give that, or the size in --input-shape"
+        refuse(parser(), arguments, ("batch_size",), words)
     numbers = arguments.format in ("csv", "json")
     if arguments.depth is None and not numbers:
         arguments.depth = DEPTH

@@ -12,7 +12,7 @@ from rnnt_bench.cli import benchmark
 from rnnt_bench.cli import shapes as shape_files
 from rnnt_bench.cli.parser import add_choice, add_setting, chosen, read_settings, standard
 from rnnt_bench.core import files, flag_types, settings, text
-from rnnt_bench.core.arguments import Parser
+from rnnt_bench.core.arguments import Parser, refuse
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.implementations import find
 from rnnt_bench.jobs import job, session
@@ -51,6 +51,13 @@ WITHOUT = (
 )
 #: Settings that have a meaning for a model.
 OF_MODEL = ("shape_file", "seed", "threads", "vocab_size", "file_vocab_size")
+#: The group of flags that need --model.
+TRAINING = "the batch of a whole training, bucket by bucket"
+#: Flags that have no effect with it.
+WITHOUT_MODEL = (
+    *("only", "loss", "topology", "skip", "largest_cap", "in_place"),
+    *(key for key in settings.SETTINGS if key not in (*OF_MODEL, "device")),
+)
 #: Ends of the names of lhotse's manifests.
 MANIFESTS = (".json", ".jsonl", ".gz")
 #: The model of a YAML file.
@@ -76,7 +83,7 @@ def parser() -> Parser:
         "device. It is enforced: on a CPU by a limit on address space; on CUDA by holding back the rest of the device. "
         "Default: nine tenths of what is available now on a CPU, all that is free on CUDA",
     )
-    _add_model(result.add_argument_group("the batch of a whole training, bucket by bucket"))
+    _add_model(result.add_argument_group(TRAINING))
     group.add_argument(
         "--largest-cap",
         type=flag_types.whole(1),
@@ -119,6 +126,10 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
         return _of_model(arguments, executor)
     if arguments.format in ("lhotse", "nemo"):
         raise UserError(f"--format {arguments.format}: is for --model; give that too")
+    flags = parser()
+    of_model = next(group for group in flags._action_groups if group.title == TRAINING)
+    keys = [action.dest for action in of_model._group_actions]
+    refuse(flags, arguments, keys, "only applies with --model; add that, or leave it out")
     if len(arguments.scopes or ("step",)) != 1:
         raise UserError("--scope: one of loss and step has to fit, not both")
     names = chosen(arguments)
@@ -269,8 +280,12 @@ def _buckets(text: str) -> tuple[int, int]:
 
 def _of_model(arguments: argparse.Namespace, executor: session.Executor | None) -> int:
     """Search the largest batch of each bucket of a model; return the exit code."""
+    refuse(parser(), arguments, WITHOUT_MODEL, "does not go with --model; leave one of them out")
     arguments.shape_file = arguments.shape_file or files.ROOT / "data" / "shape_info.features.pt"
     is_manifest = arguments.shape_file.suffix in MANIFESTS
+    if not is_manifest:
+        words = "is for a manifest as --shape-file; a shape file has the tokens"
+        refuse(parser(), arguments, ("bpe_model",), words)
     interpreters.with_torch(*(("lhotse", "sentencepiece") if is_manifest else ()))
     device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
     given = read_settings(arguments)
@@ -353,6 +368,8 @@ def _named(arguments: argparse.Namespace, vocab_size: int, device: str) -> dict[
     """Return the model that --model names, with its arguments and the sizes of a batch, as a job
     takes them."""
     if arguments.model == ICEFALL or Path(arguments.model).suffix in (".yaml", ".yml", ".json"):
+        words = f"is for a class or a factory; {arguments.model} has the sizes"
+        refuse(parser(), arguments, ("args", "features", "vocab_size"), words)
         sizes = read_sizes(arguments.model, arguments.arg, "--arg")
         config = ICEFALL if arguments.model == ICEFALL else ""
         values = {**as_written(sizes), "config": config, "device": device}

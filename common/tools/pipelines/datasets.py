@@ -37,6 +37,10 @@ Example = float | Path | Tokens
 def examples(dataset: General) -> dict[str, Example]:
     """Return the examples of a data set by name.  Raises UserError."""
     if dataset.dataset_type == "made":
+        if dataset.dataset_path:
+            raise UserError(
+                f"dataset_path {dataset.dataset_path}: dataset_type made reads no file; give one of {', '.join(READERS)}"
+            )
         durations = dataset.made_seconds[: dataset.dataset_size]
         return {f"made-{n}-{seconds:g}s": seconds for n, seconds in enumerate(durations)}
     read, content = READERS[dataset.dataset_type]

@@ -11,7 +11,7 @@ from typing import Any
 
 from rnnt_bench.cli.parser import add_setting
 from rnnt_bench.core import files, flag_types, implementations, settings, text
-from rnnt_bench.core.arguments import Parser
+from rnnt_bench.core.arguments import Parser, refuse
 from rnnt_bench.core.called import command
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.jobs import job, session
@@ -187,7 +187,11 @@ def chosen(arguments: argparse.Namespace) -> Choice:
         raise UserError(
             "--arg: is an argument of --model; give that too, or --size for the Conformer transducer"
         )
-    _check_loss(implementations.find(arguments.loss))
+    row = implementations.find(arguments.loss)
+    _check_loss(row)
+    if row.kind != "pruned":
+        words = f"is for a pruned loss; {row.name} is none"
+        refuse(parser(), arguments, ("prune_range",), words)
     values = {}
     for key, value in arguments.arg:
         parsed = configuration.parsed(value, f"--arg {key}")
