@@ -224,8 +224,7 @@ def parts_table(parts: Sequence[Part], by: str) -> Table:
 
 def answer(run: kept.Kept) -> kept.Answer:
     """Return what a count found out: the total, utterances by length where the input is audio, and
-    the parts.  Rows for CSV and JSON are those of the utterances, without any of the parts and the
-    total."""
+    the parts.  Rows for CSV and JSON are those of the utterances, then of the parts and the total."""
     config, job = schema.typed(run.header.config, Config), run.job(JOB)
     if not job.values:
         return kept.Answer(
@@ -249,7 +248,7 @@ def answer(run: kept.Kept) -> kept.Answer:
         total=[f"total: {sums}", f"parameters: {quantity(parameters)} ({parameters}; {words})"],
         tables=[*spoken_table, parts_table(parts, config.by)],
         lines=[f"not counted: {line}" for line in counted.not_counted],
-        rows=schema.as_written(spoken or parts),
+        rows=schema.as_written([*spoken, *parts]),
         statuses=[job.status],
     )
 
