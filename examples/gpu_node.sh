@@ -50,7 +50,7 @@ gpu)
 cpu)
     device=cpu full=(--preset quick --num-batches 1) batch=(--batch-size 2 --rounds 1 --max-seconds 0.2)
     frames=(--sort-utterance true --max-frames 500 --rounds 1 --max-seconds 0.2) first=torchaudio,fused
-    cases=(--cases many-targets) largest=(--memory-limit 50MB --largest-cap 4) vocabularies=10,20
+    cases=(--cases many-targets) largest=(--preset quick --memory-limit 50MB --largest-cap 4) vocabularies=10,20
     profile=(--preset quick) inference=(--preset quick) tests='half_precision'
     ;;
 *) usage ;;
@@ -83,6 +83,13 @@ step() {
     echo "   $name: exit code $code after $((SECONDS - began)) s; $folder/$name.log ends: $(tail -n 1 "$folder/$name.log")" >&2
 }
 
+[ -n "$list" ] || steps=$(bash examples/gpu_node.sh --preset "$preset" --list | cut -d' ' -f1)
+for name in ${only//,/ }; do
+    [ -n "$list" ] || grep -qx -- "$name" <<<"$steps" || {
+        echo "gpu_node.sh: --only: no step is named '$name'; --list names them" >&2
+        exit 2
+    }
+done
 [ -n "$list" ] || { mkdir -p "$folder" || exit 2; }
 bench=("$python" benchmark_all.py --device "$device" "${full[@]}" --quiet)
 
@@ -107,7 +114,7 @@ step bfloat16 180 "${bench[@]}" "${rows[@]}" "${batch[@]}" --dtype bfloat16 --lo
     --passes correctness,timing,memory
 step kernels 120 "${bench[@]}" --only fused "${batch[@]}" --passes trace --log-dir "$folder/kernels"
 # 4. What fits, and how the vocabulary changes it.
-step largest 240 "$python" rnnt-bench largest --device "$device" "${full[@]}" --quiet "${exact[@]}" "${largest[@]}" \
+step largest 240 "$python" rnnt-bench largest --device "$device" --quiet "${exact[@]}" "${largest[@]}" \
     --log-dir "$folder/largest"
 step vocabularies 180 "${bench[@]}" "${rows[@]}" --sweep "vocab-size=$vocabularies" --log-dir "$folder/vocabularies"
 # 5. A whole training step, and inference.

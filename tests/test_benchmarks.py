@@ -92,4 +92,6 @@ def test_bad_usage(flags):
 def test_each_preset_lists_the_same_steps():
     listed = [steps("--preset", preset, "--list").stdout.splitlines() for preset in ("gpu", "cpu")]
     names = [[line.split()[0] for line in lines] for lines in listed]
+    unknown = steps("--only", "first,nothing", "--preset", "cpu", "somewhere")
+    assert unknown.returncode == 2 and "'nothing'" in unknown.stderr
     assert names[0] == names[1] and len(names[0]) == len(set(names[0])) > 10
