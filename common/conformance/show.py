@@ -184,14 +184,17 @@ def findings(matrix: Matrix, brief: bool = False) -> dict[str, list[str]]:
             who = [(name, outcome.message) for outcome, name in hits if outcome.result == result]
             words = meaning(case, result)
             if who and words:
-                title = "" if brief and words != WRONG else f"{case.title}: "
+                if not brief and result in (CRASHES, TIMEOUT):  # which the heading says
+                    words = case.title
+                elif not brief or words == WRONG:
+                    words = f"{case.title}: {words}"
                 answer = (
                     ""
                     if brief or result == REFUSES or not who[0][1]
                     else f" ({text.short(who[0][1], LONGEST)})"
                 )
                 lines.setdefault(heading, []).append(
-                    f"{title}{words}: {_packages(name for name, _ in who)}{answer}"
+                    f"{words}: {_packages(name for name, _ in who)}{answer}"
                 )
     return lines
 
@@ -207,15 +210,24 @@ def remarks(matrix: Matrix) -> list[str]:
     judged = [row for row in matrix.rows if row.cells]
     used = {outcome.result for row in judged for outcome in row.cells.values()}
     legend = [f"{SYMBOLS[result]} {words}" for result, words in LEGEND.items() if result in used]
-    plain = [row for row in judged if ":" not in row.name]
-    heads = [f"{short(row.name)} {called(row)}" for row in plain if short(row.name) != called(row)]
+    packages: dict[str, Row] = {}
+    for row in judged:
+        packages.setdefault(row.name.partition(":")[0], row)
+    simulated = [name for name, row in packages.items() if row.simulator]
+    heads = [
+        f"{short(name)} {name}{SIMULATED if name in simulated else ''}"
+        for name in packages
+        if short(name) != name or name in simulated
+    ]
     if any(leaves_nan(outcome) for row in judged for outcome in row.cells.values()):
         legend.append("* the loss is infinite as asked, the gradient nan")
     lines = ["; ".join(legend)]
     lines += (
         [f"columns, where a variant adds its first letters: {', '.join(heads)}"] if heads else []
     )
-    versions = text.gathered((row.torch, f"{row.name} {row.version}") for row in plain)
+    versions = text.gathered(
+        (row.torch, f"{name} {row.version}") for name, row in packages.items()
+    )
     lines += [f"torch {torch}: {', '.join(of)}" for torch, of in versions.items()]
     means = [(outcome_of(row, BY_NAME["reduction-mean"]), row.name) for row in judged]
     whose = text.gathered(
