@@ -307,12 +307,13 @@ def finish(
 ) -> int:
     """Print the table, write it whole and the report to --log-dir, and return the exit code.
 
-    short, details: the table without and with --details; log: what --log-dir holds, where that is
-    read already.  Raises the UserError that stopped the measuring."""
+    short, details: the table without and with --details, "" where that is the same; log: what
+    --log-dir holds, where that is read already.  Raises the UserError that stopped the measuring."""
     path = arguments.log_dir / DETAILS
-    line = "" if arguments.quiet else f"stages, options, limits, notes: {path}"
+    line = f"stages, options, limits, notes: {path}" if details and not arguments.quiet else ""
     try:
-        write_whole(f"{command('summarize')} --details has it", (path, details))
+        if details:
+            write_whole(f"{command('summarize')} --details has it", (path, details))
     except UserError as error:
         line = f"warning: {error}"
     try:

@@ -192,7 +192,7 @@ def measured(
         earlier = [line for line in of_tool.records if not isinstance(line, schema.FirstLine)]
         if not arguments.quiet:
             count = f": {text.count(len(tasks), 'job')}" if tasks else ""
-            print(f"measuring {name} on {settings.device}{count}", file=sys.stderr)
+            print(f"measuring {tool}-{name} on {settings.device}{count}", file=sys.stderr)
         try:
             with benchmark.measuring() as ended:
                 if timed:
@@ -212,4 +212,4 @@ def measured(
             raise ended.mistake
         result = answer(read(of_tool.path))
         shown = result.render(arguments.format)
-        return benchmark.finish(ended, shown, shown, result.statuses, arguments)
+        return benchmark.finish(ended, shown, "", result.statuses, arguments)
