@@ -310,7 +310,7 @@ class Settings:
     max_frames_padded: bool = _batches(
         False,
         "What --max-frames is the most of. false: the sum of T; true: utterances times the longest T, the frames of "
-        "the padded batch, as lhotse's max_duration counts since 2022.",
+        "the padded batch, as lhotse's max_duration counts since 2022",
         short="Let --max-frames count padding too, as lhotse's max_duration does.",
         extra={"nargs": "?", "const": True},
         label="padded frames",

@@ -104,7 +104,9 @@ def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> 
     bundle: Any = getattr(pipelines, source, None)
     if not isinstance(getattr(bundle, "sample_rate", None), (int, float)):
         names = [
-            name for name in pipelines.__all__ if hasattr(getattr(pipelines, name), "sample_rate")
+            name
+            for name in pipelines.__all__
+            if hasattr(getattr(pipelines, name), "sample_rate") and name.isupper()  # no class
         ]
         raise UserError(
             f"pretrained_model.source: torchaudio.pipelines has no {source} of audio; {', '.join(names)}"
