@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import sys
 import pytest
 
 from commands import ROOT, assert_user_error, run
+from rnnt_bench.command import COMMANDS
 
 sys.path.append(str(ROOT / "docs"))
 
@@ -95,3 +97,8 @@ def test_each_preset_lists_the_same_steps():
     unknown = steps("--only", "first,nothing", "--preset", "cpu", "somewhere")
     assert unknown.returncode == 2 and "'nothing'" in unknown.stderr
     assert names[0] == names[1] and len(names[0]) == len(set(names[0])) > 10
+    commands = re.findall(r" (?:rnnt-bench (\w+)|benchmark_all\.py) (.*)", "\n".join([*listed[0], *listed[1]]))
+    assert len(commands) > 10
+    for name, words in commands:
+        known = importlib.import_module(COMMANDS[name or "run"].module).parser()._option_string_actions
+        assert {word for word in words.split() if word.startswith("--")} <= {*known}, name

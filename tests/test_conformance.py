@@ -470,6 +470,8 @@ def test_each_lattice_has_a_table_whose_short_heads_differ():
     assert (exact.title, tdt.title) == ("the transducer of Graves 2012", "tdt: tokens and durations")
     assert [column.title for column in tdt.columns] == ["case", "tf"]
     assert any("tf transformers (simulated)" in line for line in show.remarks(matrix))
+    alone = show.remarks(made("warp-rnnt:compact", ragged=Outcome(PASS)))
+    assert any(line.endswith("wr warp-rnnt") for line in alone)
     for kind in KINDS:
         heads = [show.short(implementation.name) for implementation in with_variants() if implementation.kind == kind]
         assert len(set(heads)) == len(heads)

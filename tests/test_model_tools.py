@@ -85,6 +85,7 @@ def test_a_quick_count_needs_no_input_and_no_weights(tmp_path, capsys):
 def test_a_count_is_kept_and_shown(tmp_path):
     assert command(flops, *LINEAR, "--preset", "quick", "--log-dir", tmp_path) == 0
     assert (tmp_path / "flops-torch.nn-Linear" / "tool.jsonl").exists()
+    assert not (tmp_path / "details.txt").exists()  # of the benchmark
     text = page.page(read_any([tmp_path]).groups, tmp_path, paths=[tmp_path])
     assert "Operations of a model" in text and "torch.nn-Linear" in text and "30 MACs" in text
     assert "30 MACs" in run("summarize.py", tmp_path).stdout
