@@ -10,9 +10,9 @@ import subprocess
 import sys
 
 import pytest
+from rnnt_bench.command import COMMANDS
 
 from commands import ROOT, assert_user_error, run
-from rnnt_bench.command import COMMANDS
 
 sys.path.append(str(ROOT / "docs"))
 

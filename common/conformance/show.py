@@ -225,9 +225,7 @@ def remarks(matrix: Matrix) -> list[str]:
     lines += (
         [f"columns, where a variant adds its first letters: {', '.join(heads)}"] if heads else []
     )
-    versions = text.gathered(
-        (row.torch, f"{name} {row.version}") for name, row in packages.items()
-    )
+    versions = text.gathered((row.torch, f"{name} {row.version}") for name, row in packages.items())
     lines += [f"torch {torch}: {', '.join(of)}" for torch, of in versions.items()]
     means = [(outcome_of(row, BY_NAME["reduction-mean"]), row.name) for row in judged]
     whose = text.gathered(

@@ -38,9 +38,8 @@ def examples(dataset: General) -> dict[str, Example]:
     """Return the examples of a data set by name.  Raises UserError."""
     if dataset.dataset_type == "made":
         if dataset.dataset_path:
-            raise UserError(
-                f"dataset_path {dataset.dataset_path}: dataset_type made reads no file; give one of {', '.join(READERS)}"
-            )
+            words = f"dataset_type made reads no file; give one of {', '.join(READERS)}"
+            raise UserError(f"dataset_path {dataset.dataset_path}: {words}")
         durations = dataset.made_seconds[: dataset.dataset_size]
         return {f"made-{n}-{seconds:g}s": seconds for n, seconds in enumerate(durations)}
     read, content = READERS[dataset.dataset_type]
