@@ -58,6 +58,7 @@ def test_it_lists_the_losses_of_its_own_python(installed, tmp_path):
     assert done.returncode == 0, done.stderr
     row = next(line for line in done.stdout.splitlines() if line.startswith("reference "))
     assert sys.executable in row and ".venv/main/bin" not in row.replace(sys.executable, "")
+    assert "NAME@fast-mkl" in done.stdout and "NAME@k2" not in done.stdout  # it has no environments
 
 
 def test_it_measures_where_it_stands(installed, tmp_path):

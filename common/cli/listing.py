@@ -11,7 +11,7 @@ from rnnt_bench.cli.parser import add_setting
 from rnnt_bench.core import implementations
 from rnnt_bench.core.arguments import Parser
 from rnnt_bench.core.errors import EXIT_OK
-from rnnt_bench.core.files import CACHE, ROOT
+from rnnt_bench.core.files import CACHE, INSTALLED, ROOT
 from rnnt_bench.setup import environments, interpreters
 from rnnt_bench.system.processes import output
 
@@ -44,10 +44,9 @@ def main(options: Namespace) -> int:
     print(
         f"an exact loss that takes logits, on an utterance at a time: NAME:{implementations.BY_UTTERANCE}"
     )
-    print(
-        "any of them under the torch of an environment: NAME@"
-        + ", NAME@".join(implementations.environments())
-    )
+    if not INSTALLED:  # which has no environments
+        names = ", NAME@".join(implementations.environments())
+        print(f"any of them under the torch of an environment: NAME@{names}")
     words = "with MKL on the path that it takes on Intel's processors, which makes torch's products faster on AMD's"
     print(f"any of them {words}: NAME@{implementations.FAST_MKL}")
     return EXIT_OK
