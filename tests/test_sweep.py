@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from rnnt_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
@@ -83,6 +84,8 @@ def test_each_cell_is_an_ordinary_run_whose_settings_differ(tmp_path, capsys):
     rows = json.loads(run("summarize.py", tmp_path, "--format", "json").stdout)
     assert len(rows) == 8 and {row["configuration"]["vocab_size"] for row in rows} == {16, 64}
     assert has_words(capsys.readouterr().out, "torchaudio", "oom", "no bfloat16")
+    details = run("summarize.py", tmp_path, "--details").stdout
+    assert re.search(r"vocab-size 64, dtype float32:\n\n\w+: oom: ", details), "a remark does not say of which cell"
 
 
 def test_resume_goes_on_where_it_stopped(tmp_path):

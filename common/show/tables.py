@@ -51,7 +51,9 @@ def whole(log: logs.Log, format: str = "table", folders: Sequence[Path] = ()) ->
     for sweep in log.sweeps:
         swept = block(table("sweep", sweep.heading, sweep.rows, "sweep"), format)
         answer = "\n".join(_of_sweep(sweep, UNKNOWN)) if format == "table" else ""
-        parts.append([swept, answer, *remarks(sweep.rows, format)])
+        parts.append([swept, answer])
+        for values, rows in sweep.cells():
+            parts[-1] += [f"{settings.words(values)}:", *remarks(rows, format)]
     return "\n".join("\n\n".join(filter(None, blocks)) + "\n" for blocks in parts if blocks)
 
 
