@@ -31,7 +31,7 @@ class InProcess(Executor):
         self.names.append(job.name)
         lines = []
         with mock.patch.object(gc, "unfreeze"):  # else each collection scans what the tests have imported, for a second
-            status, reason = process.run(job.to_json(settings, folder), lines.append)
+            status, reason = process.run(job.spec(settings, folder), lines.append)
         records = [{**json.loads(json.dumps(schema.as_written(line))), "job": job.name} for line in lines]
         return [*map(schema.typed, records), job.status(status, reason, 1)]
 

@@ -20,6 +20,7 @@ from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.implementations import IMPLEMENTATIONS
 from rnnt_bench.core.settings import declare, declared
 from rnnt_bench.data import shapes
+from rnnt_bench.records.schema import typed
 from rnnt_bench.setup import interpreters
 
 from canned import parsed
@@ -64,7 +65,7 @@ def test_presets_follow_the_device_and_flags_win():
     assert settings.resolve({"tf32": True, "l2": "warm"}, "cuda:1").tf32
     ordered = settings.resolve(given("--sort-utterance", "true", "--preset", "full"), "cpu")
     assert (ordered.batches, ordered.suffix) == ("spread", "max-frames-10000")
-    assert settings.Settings.from_json(json.loads(json.dumps(ordered.to_json()))) == ordered
+    assert typed(json.loads(json.dumps(ordered.to_json())), settings.Settings) == ordered
 
 
 @pytest.mark.parametrize("preset, measured", [(None, True), ("quick", False), ("quick,chars", False), ("cpu", True)])

@@ -19,6 +19,7 @@ from rnnt_bench.conformance.judge import simulator
 from rnnt_bench.core import settings
 from rnnt_bench.core.errors import NotRunnable
 from rnnt_bench.core.implementations import IMPLEMENTATIONS, LATTICES, OF_FUSED, find, with_variants
+from rnnt_bench.core.jobspec import JobSpec
 from rnnt_bench.losses import inputs, judge, layouts, step, subject
 from rnnt_bench.losses.subject import Context
 
@@ -57,11 +58,11 @@ def test_a_simulator_is_never_timed(implementation, monkeypatch):
     for name, value in adapter.simulator.items():
         monkeypatch.setenv(name, value)
     context = Context(adapter.settings, adapter, *5 * [None])
-    monkeypatch.setattr(subject, "prepare", lambda job, given: context)
+    monkeypatch.setattr(subject, "prepare", lambda job: context)
     monkeypatch.setattr(subject, "environment", lambda given: None)
     for name in ("timing", "memory", "trace"):
         with pytest.raises(NotRunnable, match="use --passes correctness"):
-            list(subject.run({"pass": name, "settings": adapter.settings.to_json()}))
+            list(subject.run(JobSpec(adapter.settings, pass_name=name)))
 
 
 def test_each_lattice_has_losses_to_rank_a_row_of_fused_among_them():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from rnnt_bench.core import implementations, settings
 from rnnt_bench.core.errors import NotRunnable, WrongResult
+from rnnt_bench.core.jobspec import JobSpec
 from rnnt_bench.losses import layouts, step, subject
 from rnnt_bench.losses.passes import correctness, timing
 
@@ -43,7 +44,7 @@ def test_it_is_measured_beside_others_and_its_loss_columns_stay_empty(tmp_path, 
 
 def test_only_scope_loss_is_unsupported_and_says_what_is_not():
     with pytest.raises(NotRunnable, match="encoder_out.*--scope step") as refused:
-        subject.prepare({"script": str(SCRIPT), "variant": ""}, settings.resolve({"scopes": ("loss",)}, "cpu"))
+        subject.prepare(JobSpec(settings.resolve({"scopes": ("loss",)}, "cpu"), script=str(SCRIPT)))
     assert refused.value.status == "unsupported"
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from rnnt_bench.core import settings
 from rnnt_bench.core.errors import NotRunnable
+from rnnt_bench.core.jobspec import JobSpec
 from rnnt_bench.instruments import memory, profiler
 from rnnt_bench.losses import subject
 from rnnt_bench.losses.passes import timing
@@ -24,8 +26,8 @@ ROUNDS = 3
 def ready(tiny_shapes):
     def ready(number, of="timing", **given):
         flags = {"preset": "quick", "shape_file": str(tiny_shapes), "max_samples": 4, "max_seconds": 0.05, **given}
-        job = {"script": "losses.benchmark_reference", "variant": "", "pass": of, "round": number}
-        return subject.prepare(job, settings.resolve(flags, "cpu"))
+        job = JobSpec(settings.resolve(flags, "cpu"), script="losses.benchmark_reference", pass_name=of, round=number)
+        return subject.prepare(job)
 
     return ready
 
@@ -50,13 +52,13 @@ def test_a_batch_with_an_utterance_that_the_loss_refuses_is_unsupported(tmp_path
     path = tmp_path / "empty.pt"
     torch.save(torch.tensor([[12, 3], [9, 0], [15, 0], [8, 2]], dtype=torch.int32), path)
     flags = {"preset": "quick", "shape_file": str(path), "batches": "first"}
-    job = {"script": "losses.benchmark_fast_rnnt", "variant": "", "pass": "correctness", "round": None}
+    job = JobSpec(settings.resolve(flags, "cpu"), script="losses.benchmark_fast_rnnt", pass_name="correctness")
     with pytest.raises(NotRunnable, match=r"fast_rnnt refuses utterances without tokens; batch 0 .*U 0") as raised:
-        subject.prepare(job, settings.resolve(flags, "cpu"))
+        subject.prepare(job)
     assert raised.value.status == "unsupported"
-    assert subject.prepare({**job, "script": "benchmark_torchaudio"}, settings.resolve(flags, "cpu")).batches
+    assert subject.prepare(replace(job, script="benchmark_torchaudio")).batches
     torch.save(torch.tensor([[12, 3], [9, 1]], dtype=torch.int32), path)
-    assert subject.prepare(job, settings.resolve(flags, "cpu")).batches
+    assert subject.prepare(job).batches
 
 
 @pytest.mark.parametrize("number", range(1, ROUNDS + 1))

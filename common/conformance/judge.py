@@ -29,6 +29,7 @@ from rnnt_bench.conformance.outcomes import (
     Row,
 )
 from rnnt_bench.core import errors, implementations, settings, text
+from rnnt_bench.core.jobspec import JobSpec
 from rnnt_bench.core.questions import BY_NAME, Question
 from rnnt_bench.instruments.device import current, import_torch
 from rnnt_bench.records.schema import Measured, as_written
@@ -72,10 +73,10 @@ def simulator(implementation: implementations.Implementation, device: str) -> Ma
     return {}
 
 
-def run(job: Mapping[str, Any]) -> Iterator[Measured]:
+def run(job: JobSpec) -> Iterator[Measured]:
     """Yield the Row of an implementation: `given` has its name, kind, script and variant, the names
     of `cases`, and the `timeout` of one in seconds."""
-    given, wanted = job["given"], job["settings"]["device"]
+    given, wanted = job.given, job.settings.device
     row = Row(name=given["name"], kind=given["kind"])
 
     @cache

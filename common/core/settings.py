@@ -622,15 +622,6 @@ class Settings:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, data: Values) -> Settings:
-        """Return the settings that `data` has, with defaults for the others; ignore other keys."""
-        values: dict[str, Any] = {}
-        for key in SETTINGS:
-            if key in data:
-                values[key] = tuple(data[key]) if isinstance(data[key], list) else data[key]
-        return cls(**values)
-
 
 #: The declaration of every setting, by name.
 SETTINGS: dict[str, Setting] = declared(fields(Settings))

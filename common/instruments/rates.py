@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import torch
 
+from rnnt_bench.core.jobspec import JobSpec
 from rnnt_bench.core.settings import Settings
 from rnnt_bench.instruments.clock import Clock
 from rnnt_bench.instruments.device import cache_bytes, facts, host_threads, set_up_torch
@@ -135,11 +136,10 @@ def products_of_loop(
     return Products(size, [span / (threads * passes) for span in taken], by="loop")
 
 
-def run(job: Mapping[str, Any]) -> Iterator[Limits]:
-    settings = Settings.from_json(job["settings"])
-    device = set_up_torch(settings)
-    options = {key: job[key] for key in ("library", "no_library", "products_alone") if key in job}
-    yield measure(settings, device, max(SECONDS / settings.rounds, SHORTEST), **options)
+def run(job: JobSpec) -> Iterator[Limits]:
+    device = set_up_torch(job.settings)
+    seconds = max(SECONDS / job.settings.rounds, SHORTEST)
+    yield measure(job.settings, device, seconds, **job.given)
 
 
 def measure(

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,16 +27,16 @@ from rnnt_bench.core.errors import (
     WrongResult,
 )
 from rnnt_bench.core.implementations import BY_UTTERANCE, FAST_MKL, find
+from rnnt_bench.core.jobspec import JobSpec
 from rnnt_bench.core.settings import MEMORY_VARIABLES, REUSE_VARIABLES, Settings, rounds_of
 from rnnt_bench.core.text import clipped, reason_of
-from rnnt_bench.records.schema import JobLine, Status, as_written
+from rnnt_bench.records.schema import JobLine, Status, as_written, typed
 from rnnt_bench.setup import libraries
 from rnnt_bench.system.memory import is_out_of_memory
 from rnnt_bench.system.processes import write_record
 from rnnt_bench.traces.reader import TraceError
 
-#: Name of a subject -> the module whose ``run(job)`` yields its records; `job` is as
-#: Runnable.to_json makes it.
+#: Name of a subject -> the module whose ``run(job)`` yields its records; `job` is a JobSpec.
 SUBJECTS = {
     "loss": "rnnt_bench.losses.subject",
     "device": "rnnt_bench.instruments.rates",
@@ -71,6 +71,7 @@ class Runnable:
     subject: str  # a key of SUBJECTS
     like: Like
     overrides: tuple[tuple[str, Any], ...]  # settings of this job alone
+    given: Any  # what its subject reads beside them, of dict(given)
     round: int | None = None
 
     @property
@@ -92,18 +93,15 @@ class Runnable:
             wall_ns=wall_ns,
         )
 
-    def described(self) -> dict[str, Any]:
-        """Return what its subject reads beside the settings."""
-        raise NotImplementedError
-
-    def to_json(self, settings: Settings, folder: Path) -> dict[str, Any]:
+    def spec(self, settings: Settings, folder: Path) -> JobSpec:
         """Return the job as its process reads it.  folder: the folder of the run, for traces."""
-        names = {"job": self.name, "subject": self.subject, "folder": str(folder.resolve())}
-        return {
-            **names,
-            **self.described(),
-            "settings": {**settings.to_json(), **dict(self.overrides)},
-        }
+        return JobSpec(
+            job=self.name,
+            subject=self.subject,
+            folder=str(folder.resolve()),
+            settings=replace(settings, **dict(self.overrides)),
+            given=dict(self.given),
+        )
 
 
 @dataclass(frozen=True)
@@ -146,17 +144,16 @@ class Job(Runnable):
         preloaded = [str(libraries.mkl_as_intel()), *filter(None, [os.environ.get("LD_PRELOAD")])]
         return {**usual, "LD_PRELOAD": ":".join(preloaded)}
 
-    def described(self) -> dict[str, Any]:
+    def spec(self, settings: Settings, folder: Path) -> JobSpec:
         row = find(self.implementation)
-        return {
-            "pass": self.pass_name,
-            "round": self.round,
-            "implementation": self.implementation,
-            "script": row.script,
-            "variant": row.variant,
-            "same_as": self.same_as,
-            **dict(self.given),
-        }
+        return replace(
+            super().spec(settings, folder),
+            pass_name=self.pass_name,
+            round=self.round,
+            script=row.script,
+            variant=row.variant,
+            same_as=self.same_as,
+        )
 
 
 @dataclass(frozen=True)
@@ -189,8 +186,8 @@ class Task(Runnable):
         hides no peak."""
         return self.environment
 
-    def described(self) -> dict[str, Any]:
-        return {"given": dict(self.given), "takes": self.takes, "leaves": self.leaves}
+    def spec(self, settings: Settings, folder: Path) -> JobSpec:
+        return replace(super().spec(settings, folder), takes=self.takes, leaves=self.leaves)
 
 
 #: What differs in the jobs of a control, by its condition: the loss alone has no product of the
@@ -244,9 +241,9 @@ def own_code() -> dict[str, str]:
         for module in list(sys.modules.values())
         if module
     ]
-    own = [names["__file__"] for names in loaded if _is_own(names.get("__file__"))]
+    paths = [names["__file__"] for names in loaded if _is_own(names.get("__file__"))]
     digests = {}
-    for file in own[:OWN_FILES]:
+    for file in paths[:OWN_FILES]:
         with suppress(OSError):
             digests[file] = files.digest(Path(file))
     return digests
@@ -255,12 +252,13 @@ def own_code() -> dict[str, str]:
 def own_line(error: BaseException) -> str:
     """Return " (flash.py, line 23, in loss)": the last line that was run of the user's own; ""
     where there is none."""
-    mine = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
-    return (
-        f" ({Path(mine[-1].filename).name}, line {mine[-1].lineno}, in {mine[-1].name})"
-        if mine
-        else ""
-    )
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)
+    ]
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f" ({Path(last.filename).name}, line {last.lineno}, in {last.name})"
 
 
 def status_of(error: BaseException) -> str:
@@ -270,11 +268,11 @@ def status_of(error: BaseException) -> str:
     return "unsupported" if "no kernel image is available" in str(error) else "error"
 
 
-def run(job: Mapping[str, Any], write: Callable[[JobLine], None]) -> tuple[str, str]:
+def run(job: JobSpec, write: Callable[[JobLine], None]) -> tuple[str, str]:
     """Write the records of a job; return its status and the reason.  Raises UserError, but not what
     a loss or a model raises under that name."""
     try:
-        for record in importlib.import_module(SUBJECTS[job["subject"]]).run(job):
+        for record in importlib.import_module(SUBJECTS[job.subject]).run(job):
             write(record)
         return "ok", ""
     except NotRunnable as error:
@@ -290,7 +288,7 @@ def run(job: Mapping[str, Any], write: Callable[[JobLine], None]) -> tuple[str, 
         if isinstance(error, UserError) and not line:
             raise
         traceback.print_exc()
-        is_users = job.get("script", "").endswith(".py")  # no loss that the table knows
+        is_users = job.script.endswith(".py")  # no loss that the table knows
         return status_of(error), reason_of(error) + (line if is_users else "")
 
 
@@ -299,9 +297,10 @@ def main(path: str) -> int:
     begin = now()
     # as all else that is compiled here
     os.environ.setdefault("TRITON_CACHE_DIR", str(files.BUILD / "triton"))
-    job = json.loads(Path(path).read_text(encoding="utf-8"))
+    # json reads Infinity, which a --timeout among a tool's flags may be
+    job: JobSpec = typed(json.loads(Path(path).read_text(encoding="utf-8")), JobSpec)
     files.scratch = Path(path).parent
-    with open(job["output"], "a", encoding="utf-8") as output:
+    with open(job.output, "a", encoding="utf-8") as output:
         try:
             status, reason = run(job, lambda record: write_record(output, as_written(record)))
         except UserError as error:

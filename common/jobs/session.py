@@ -25,7 +25,7 @@ from rnnt_bench.core.text import clipped, plain
 from rnnt_bench.jobs.job import Job, Like, Runnable
 from rnnt_bench.records import store
 from rnnt_bench.records.run import Changed, Run, facts
-from rnnt_bench.records.schema import Line, Status, typed
+from rnnt_bench.records.schema import Line, Status, as_written, typed
 from rnnt_bench.setup.interpreters import Choice
 from rnnt_bench.system import machine
 from rnnt_bench.system.memory import tells_of_no_memory
@@ -106,15 +106,15 @@ class Executor:
         ending: Ending | None = None
         stopped = "interrupted", f"stopped by the user during {job.name}"
         try:
-            description = job.to_json(settings, folder)
+            spec = job.spec(settings, folder)
             if job.subject == "loss":
                 self.shared = self.shared or tempfile.TemporaryDirectory(prefix="rnnt-bench-")
-                description["shared"] = self.shared.name
+                spec = replace(spec, shared=self.shared.name)
             imports = IMPORTS if job.round is None else IMPORTS_OF_A_ROUND
             generation = job.like.pass_name if job.round is None else job.round
             variables = job.variables(settings)
             with Child.run(
-                python, WORKER, description, ROOT, variables, generation, imports
+                python, WORKER, as_written(spec), ROOT, variables, generation, imports
             ) as child:
                 try:
                     while child.alive(POLL_SECONDS):

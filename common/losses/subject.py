@@ -4,7 +4,7 @@ a job asks for."""
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from msgspec import structs
 
 from rnnt_bench.core import implementations
 from rnnt_bench.core.errors import NotRunnable
+from rnnt_bench.core.jobspec import JobSpec
 from rnnt_bench.core.settings import Settings
 from rnnt_bench.instruments import device
 from rnnt_bench.records.schema import Environment, JobLine
@@ -96,17 +97,18 @@ class Context:
         return self.device.type in self.adapter.python_loops
 
 
-def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
+def prepare(job: JobSpec) -> Context:
     """Return the context of a job; raise NotRunnable if the loss cannot run here, UserError for bad
     settings."""
-    checks = job.get("pass") == "correctness"  # in float32 as it is: TF32 has three digits
+    settings = job.settings
+    checks = job.pass_name == "correctness"  # in float32 as it is: TF32 has three digits
     where = device.set_up_torch(replace(settings, tf32=settings.tf32 and not checks))
     import torch
 
     # which keeps the clock as it is before the script
     importlib.import_module("rnnt_bench.instruments.clock")
     dtype, state = getattr(torch, settings.dtype), device.state()
-    adapter = implementations.load(job["script"])(settings, job["variant"])
+    adapter = implementations.load(job.script)(settings, job.variant)
     adapter.load(where.type)
     from rnnt_bench.data import batching
     from rnnt_bench.losses import layouts
@@ -119,7 +121,7 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
             f"{adapter.name} takes {', '.join(layout.tensors)}, and no logits: it has no scope {settings.scopes[0]!r}; "
             f"use --scope {' or '.join(layout.scopes)}",
         )
-    batches, selected = batching.load(settings, job.get("round"))
+    batches, selected = batching.load(settings, job.round)
     check_shortest(adapter, batches, selected)
     return Context(
         settings=replace(settings, scopes=scopes),
@@ -129,12 +131,12 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
         model=layout.model(where, dtype),
         all_batches=batches,
         batches=selected,
-        round=job.get("round"),
-        same_as=job.get("same_as", ""),
+        round=job.round,
+        same_as=job.same_as,
         forward_only=settings.mode == "forward" and not checks,
         state=state,
-        folder=Path(job["folder"]) if job.get("folder") else None,
-        shared=Path(job["shared"]) if job.get("shared") else None,
+        folder=Path(job.folder) if job.folder else None,
+        shared=Path(job.shared) if job.shared else None,
     )
 
 
@@ -155,17 +157,16 @@ def check_shortest(adapter: Any, batches: Any, chosen: Iterable[int]) -> None:
         )
 
 
-def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
-    """Yield the ``environment`` record of a job of rnnt_bench.jobs.job, then the records of its
-    pass."""
-    context = prepare(job, Settings.from_json(job["settings"]))
+def run(job: JobSpec) -> Iterator[JobLine]:
+    """Yield the ``environment`` record of a job, then the records of its pass."""
+    context = prepare(job)
 
     def run_pass(context: Context) -> Iterator[JobLine]:
-        if context.adapter.simulated and job["pass"] != "correctness":
+        if context.adapter.simulated and job.pass_name != "correctness":
             variables = context.adapter.simulator_variables
             reason = f"under {variables} its kernels run in a simulator, whose times say nothing"
             raise NotRunnable("unsupported", f"{reason}: use --passes correctness")
-        module, _, function = FUNCTIONS[job["pass"]].partition(".")
+        module, _, function = FUNCTIONS[job.pass_name].partition(".")
         yield from getattr(importlib.import_module(f"rnnt_bench.losses.passes.{module}"), function)(
             context
         )

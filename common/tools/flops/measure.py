@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from rnnt_bench.core import errors, files, text
+from rnnt_bench.core.jobspec import JobSpec
 from rnnt_bench.flops.counter import FlopCounter
 from rnnt_bench.records.schema import Measured
 from rnnt_bench.tools import configuration, loading
@@ -89,11 +90,11 @@ def lengths(source: Path, sample_rate: int) -> list[int]:
     return sorted(samples)
 
 
-def run(job: Mapping[str, Any]) -> Iterator[Measured]:
+def run(job: JobSpec) -> Iterator[Measured]:
     """Yield the record of a count; `given` has its `flags`, and `current`, the folder that their
     paths are relative to. Raises UserError."""
-    flags = job["given"]["flags"]
-    os.chdir(job["given"]["current"])
+    flags = job.given["flags"]
+    os.chdir(job.given["current"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is not counted is named below the table
         made_with = configuration.read(Path(flags["args"])) if flags["args"] else {}

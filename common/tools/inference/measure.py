@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 
 from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.files import scratch_folder
+from rnnt_bench.core.jobspec import JobSpec
 from rnnt_bench.core.settings import Settings
 from rnnt_bench.instruments import memory, profiler, sampling
 from rnnt_bench.instruments.clock import Clock, Step, time_step
@@ -40,16 +41,16 @@ TOLERANCES = {"float16": 0.02, "bfloat16": 0.05}
 LEAST_CALLS = 3
 
 
-def run(job: Mapping[str, Any]) -> Iterator[Any]:
+def run(job: JobSpec) -> Iterator[Any]:
     """Yield the records of a cell.  Raises UserError, NotRunnable, WrongResult, and whatever the
     model raises."""
-    settings = Settings.from_json(job["settings"])
-    config = msgspec.convert(job["given"]["config"], Profile)
-    position = msgspec.convert(job["given"]["cell"], Position)
+    settings = job.settings
+    config = msgspec.convert(job.given["config"], Profile)
+    position = msgspec.convert(job.given["cell"], Position)
     dimensions = config.profiling_dimensions
     device = set_up_torch(settings)
     torch.manual_seed(settings.seed)
-    model = recognisers.load(job["given"]["config"]["pretrained_model"], device)
+    model = recognisers.load(job.given["config"]["pretrained_model"], device)
     rate = config.pretrained_model.sample_rate or model.sample_rate
     waves = recognisers.batch(
         dimensions.example_audio, position.seconds, position.size, rate, settings.seed
@@ -74,7 +75,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
         )
         folder = Path(scratch)
         if dimensions.export_logs:
-            folder = Path(job["folder"]) / "traces" / job["job"]
+            folder = Path(job.folder) / "traces" / job.job
             folder.mkdir(parents=True, exist_ok=True)
         cell = Cell(
             wall_ns=[sample.total_wall_ns for sample in samples],
@@ -82,7 +83,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
             busy=sum(bool(sample.flags) for sample in samples),
             output_error=error,
             **peaks(calls, device),
-            **_profiled(calls, settings, folder, job["job"]),
+            **_profiled(calls, settings, folder, job.job),
         )
     yield Measured(value=cell)
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from rnnt_bench.core.errors import WrongResult
-from rnnt_bench.core.settings import Settings
+from rnnt_bench.core.jobspec import JobSpec
 from rnnt_bench.core.text import finite
 from rnnt_bench.data.batching import heaviest
 from rnnt_bench.instruments.memory import AddressSpace, Device, Limit
@@ -29,17 +30,16 @@ from rnnt_bench.tools.largest import model
 from rnnt_bench.tools.largest.search import Try
 
 
-def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
+def run(job: JobSpec) -> Iterator[JobLine]:
     """Yield the records of a pass of a loss ("correctness", "probe" or "judge"), or of steps of a
     model."""
-    given = job["given"]
+    given = job.given
     if "model" in given:
         yield from model.run(job)
         return
     name = given["pass"]
-    context = subject.prepare(
-        {**given, "shared": job.get("shared")}, Settings.from_json(job["settings"])
-    )
+    loss = {key: given[key] for key in ("script", "variant")}
+    context = subject.prepare(replace(job, pass_name=name, **loss))
     if name == "correctness":
         yield from subject.carried_out(context, correctness.run)
     else:

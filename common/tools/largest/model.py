@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from rnnt_bench.core import text
 from rnnt_bench.core.errors import OutOfMemory, UserError
-from rnnt_bench.core.settings import Settings
+from rnnt_bench.core.jobspec import JobSpec
 from rnnt_bench.instruments.device import environment, set_up_torch
 from rnnt_bench.instruments.memory import AddressSpace, Device
 from rnnt_bench.records.schema import JobLine, Measured, as_written
@@ -29,12 +29,12 @@ from rnnt_bench.tools import loading
 from rnnt_bench.tools.largest.search import Try
 
 
-def run(job: Mapping[str, Any]) -> Iterator[JobLine]:
+def run(job: JobSpec) -> Iterator[JobLine]:
     """Yield what is tried before each step, what it took after it, and the peak of all.
 
     The steps are those of all buckets of the job, in random order.  Raises OutOfMemory, and
     UserError, which names the bucket, for a model that cannot be made, or refuses a batch."""
-    settings, given = Settings.from_json(job["settings"]), job["given"]
+    settings, given = job.settings, job.given
     device = set_up_torch(settings)
     yield environment(settings, device)
     own = imported(given["model"])

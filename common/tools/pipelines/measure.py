@@ -18,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from rnnt_bench.core.errors import NotRunnable, UserError
-from rnnt_bench.core.settings import Settings
+from rnnt_bench.core.jobspec import JobSpec
 from rnnt_bench.flops.counter import FlopCounter
 from rnnt_bench.instruments.clock import Clock
 from rnnt_bench.instruments.device import environment, set_up_torch
@@ -30,23 +30,23 @@ from rnnt_bench.tools.pipelines.datasets import Tokens, examples
 from rnnt_bench.tools.pipelines.rows import Costs, Pipeline, Stage
 
 
-def run(job: Mapping[str, Any]) -> Iterator[Any]:
+def run(job: JobSpec) -> Iterator[Any]:
     """Yield the records of a stage.  Raises UserError, NotRunnable, and whatever the stage
     raises."""
-    settings = Settings.from_json(job["settings"])
-    config = msgspec.convert(job["given"]["config"], Pipeline)
-    number = job["given"]["stage"]
+    settings = job.settings
+    config = msgspec.convert(job.given["config"], Pipeline)
+    number = job.given["stage"]
     stage = config.stages[number]
     device = set_up_torch(settings)
-    folder = Path(job["folder"])
+    folder = Path(job.folder)
     seconds = None
     if number:
-        before = folder / job["takes"]
+        before = folder / str(job.takes)
         if not before.exists():
             raise NotRunnable("unsupported", "the stage before gave nothing")
         source = torch.load(before, map_location="cpu", weights_only=True)
     else:
-        source, seconds = _loaded(config, job["given"]["example"], settings.seed)
+        source, seconds = _loaded(config, job.given["example"], settings.seed)
     yield environment(settings, device)
     torch.manual_seed(settings.seed)
     if stage.builder:
@@ -68,10 +68,10 @@ def run(job: Mapping[str, Any]) -> Iterator[Any]:
         costs = measured(call, stage, device)
         outputs = call.outputs()
         check_numbers(outputs, stage.name)
-        if job["leaves"]:
+        if job.leaves:
             if stage.converter:
                 outputs = loading.imported(stage.converter)(outputs)
-            _send(outputs, folder / job["leaves"])
+            _send(outputs, folder / job.leaves)
     yield Measured(value=msgspec.structs.replace(costs, seconds=seconds))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ import torch
 
 from rnnt_bench.core import implementations, text
 from rnnt_bench.core.errors import NotRunnable, OutOfMemory, UserError, WrongResult
+from rnnt_bench.core.jobspec import JobSpec
 from rnnt_bench.core.settings import Settings
 from rnnt_bench.data import batching, shapes
 from rnnt_bench.flops.counter import FlopCounter
@@ -55,12 +56,12 @@ def unseen(position: labels.Place, again: bool) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def run(job: Mapping[str, Any]) -> Iterator[Any]:
+def run(job: JobSpec) -> Iterator[Any]:
     """Yield the records of a batch size.  Raises UserError, OutOfMemory."""
-    settings = Settings.from_json(job["settings"])
-    folder = Path(job["folder"]) / job["job"].replace(" ", "-")
+    settings = job.settings
+    folder = Path(job.folder) / job.job.replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
-    profiling = Profiling(msgspec.convert(job["given"]["choice"], rows.Choice), settings)
+    profiling = Profiling(msgspec.convert(job.given["choice"], rows.Choice), settings)
     yield msgspec.structs.replace(
         environment(settings, profiling.device),
         shape_file=settings.shape_file,
