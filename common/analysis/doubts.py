@@ -61,7 +61,7 @@ def with_mark(words: str, row: Row, kind: str) -> str:
 
 
 def _about_times(row: Row) -> Iterator[Doubt]:
-    flagged = sum(sample.flagged for sample in row.timed)
+    flagged = sum(sample.is_flagged for sample in row.timed)
     if flagged:
         loaded = row.loaded_rounds
         words = f"{flagged} of {len(row.timed)} samples ran beside other load"

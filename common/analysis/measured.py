@@ -30,9 +30,7 @@ def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Ro
     if traces:
         made.profile = _profiled(made.newest(schema.Trace), folder)
     made.status, made.reason = _status(made)
-    timed = made.lines_of(schema.Sample)
-    samples = [line for line in timed if not line.warmup]
-    made.timed = times.in_order(timed)
+    made.timed = samples = [line for line in made.lines_of(schema.Sample) if not line.warmup]
     made.step = times.summarize(samples, "step")
     made.loss_alone = times.summarize(samples, "loss")
     steps = [sample for sample in samples if sample.scope == "step"]

@@ -463,7 +463,7 @@ ALL = (
     ),
     _plain("rounds"),
     _plain("samples", value=lambda row: len(row.timed)),
-    _plain("flagged_samples", value=lambda row: sum(sample.flagged for sample in row.timed)),
+    _plain("flagged_samples", value=lambda row: sum(sample.is_flagged for sample in row.timed)),
     _plain("loaded_samples", value=lambda row: sum(sample.beside_load for sample in row.timed)),
     _plain("repeated_rounds", value=lambda row: sum(row.repeated.values())),
     _plain("others_cpu"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rnnt_bench.analysis import ratios
-from rnnt_bench.analysis.times import DeviceRates, Sample, Times
+from rnnt_bench.analysis.times import DeviceRates, Times
 from rnnt_bench.core import implementations, settings, statistics
 from rnnt_bench.present.style import Look
 from rnnt_bench.records import store
@@ -23,6 +23,7 @@ from rnnt_bench.records.schema import (
     Header,
     JobLine,
     Limits,
+    Sample,
     Totals,
 )
 from rnnt_bench.traces import reader, windows
@@ -72,7 +73,7 @@ class Row:
         profile: numbers of its traces
         step, loss_alone: times of the two scopes
         utterances_per_second, frames_per_second: of the step
-        timed: the samples in the order taken
+        timed: the samples in the order taken, without warm-up
         others_cpu: share of the CPUs that other processes took
         repeated: round -> how often it was measured again
         peaks_mb: scope -> counter -> batch -> peak
@@ -357,7 +358,7 @@ class Row:
 
     def busy(self, scope: str) -> float:
         samples = self.samples_of(scope)
-        return sum(sample.flagged for sample in samples) / max(len(samples), 1)
+        return sum(sample.is_flagged for sample in samples) / max(len(samples), 1)
 
     def is_beside_load(self, scope: str) -> bool:
         """Tell whether its times are from rounds beside other load, for want of enough others."""

@@ -9,7 +9,6 @@ products.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from statistics import fmean, geometric_mean, median
 from typing import NamedTuple
 
@@ -17,26 +16,6 @@ from rnnt_bench.core import implementations, statistics, text
 from rnnt_bench.records import schema, store
 
 ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-
-
-class Sample(NamedTuple):
-    """Hold a timed sample, no warm-up.
-
-    Attributes:
-        at_s: seconds of timed work of this implementation up to its end, warm-up included
-        foreign_cpu: share of the CPUs that others took
-        flagged: whether it ran beside other load
-        beside_load: whether that was so much that its time cannot be compared
-    """
-
-    scope: str
-    round: str
-    batch: str
-    at_s: float
-    ms: float
-    flagged: bool
-    foreign_cpu: float | None
-    beside_load: bool = False
 
 
 class Times(NamedTuple):
@@ -114,25 +93,6 @@ def rates(
     return sum(batch.N for batch in timed) / seconds, sum(frames) / seconds if len(frames) == len(
         timed
     ) else None
-
-
-def in_order(timed: Sequence[schema.Sample]) -> list[Sample]:
-    """Return the samples in the order taken, without warm-up."""
-    ends = accumulate(line.ranked_ns / 1e9 for line in timed)
-    return [
-        Sample(
-            scope=line.scope,
-            round=str(line.round),
-            batch=str(line.batch),
-            at_s=end,
-            ms=line.ranked_ns / 1e6,
-            flagged=bool(line.flags),
-            foreign_cpu=line.foreign_cpu,
-            beside_load=line.beside_load,
-        )
-        for line, end in zip(timed, ends)
-        if not line.warmup
-    ]
 
 
 def others_cpu(samples: Sequence[schema.Sample]) -> float | None:

@@ -466,6 +466,15 @@ class Sample(JobLine, kw_only=True, tag="sample"):
         return "loaded" in (self.flags or ())
 
     @property
+    def is_flagged(self) -> bool:
+        """Return whether it ran beside other load."""
+        return bool(self.flags)
+
+    @property
+    def ms(self) -> float:
+        return self.ranked_ns / 1e6
+
+    @property
     def ranked_ns(self) -> float:
         """Return the time that tables and ratios are made of: on CUDA the events of a loss, which
         are steadier, and the wall time of a step, which training waits for."""

@@ -6,17 +6,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from rnnt_bench.analysis import groups, metrics, standing, verdict
 from rnnt_bench.analysis.row import Row, Rows
-from rnnt_bench.analysis.times import Sample
 from rnnt_bench.core import settings, statistics
 from rnnt_bench.core.text import gathered, interval, number
 from rnnt_bench.present import style
 from rnnt_bench.present.parts import Cell, Figure, Plotly, measured, tabulated
+from rnnt_bench.records.schema import Sample
 
 LANE = 44  # pixels
 
@@ -389,15 +390,20 @@ MOST = 0.3  # of the median of its batch: what is farther from it is drawn at th
 
 
 class Lane(NamedTuple):
-    """Hold the samples of a row, each with its time over the median that it is compared with."""
+    """Hold the samples of a row, each with its time over the median that it is compared with.
+
+    Attributes:
+        ends: seconds of timed work up to the end of each, warm-up and the other scope included
+    """
 
     row: Row
     samples: list[Sample]
+    ends: list[float]
     relative: list[float]
 
     @property
     def seconds(self) -> float:
-        return max(sample.at_s for sample in self.samples)
+        return max(self.ends)
 
     @property
     def range(self) -> str:
@@ -411,22 +417,26 @@ def _percent(change: float) -> str:
 def _lane(row: Row) -> Lane | None:
     """Return the samples beside the median of their batch; where a batch has one sample, which is
     its median, beside the median time of a cell, padded or useful, whichever agrees more."""
-    samples = row.samples_of(row.scope)
-    if not samples:
+    lines = row.lines_of(Sample)
+    taken = zip(lines, accumulate(line.ms / 1e3 for line in lines))
+    timed = [(line, end) for line, end in taken if line.scope == row.scope and not line.warmup]
+    times = gathered((sample.batch, sample.ms) for sample, _ in timed)
+    batches = {batch.index: batch for batch in row.batches}
+    is_repeated = min(map(len, times.values()), default=0) > 1
+    if not is_repeated:
+        timed = [(sample, end) for sample, end in timed if sample.batch in batches]
+    if not timed:
         return None
-    times = gathered((sample.batch, sample.ms) for sample in samples)
-    if min(map(len, times.values())) > 1:
+    samples = [sample for sample, _ in timed]
+    ends = [end for _, end in timed]
+    if is_repeated:
         medians = {batch: median(ms) for batch, ms in times.items()}
-        return Lane(row, samples, [sample.ms / medians[sample.batch] for sample in samples])
-    batches = {str(batch.index): batch for batch in row.batches}
-    sized = [sample for sample in samples if sample.batch in batches]
-    if not sized:
-        return None
+        return Lane(row, samples, ends, [sample.ms / medians[sample.batch] for sample in samples])
     lanes = []
     for cells in ("padded_cells", "useful_cells"):
-        rates = [sample.ms / getattr(batches[sample.batch], cells) for sample in sized]
+        rates = [sample.ms / getattr(batches[sample.batch], cells) for sample in samples]
         middle = median(rates)
-        lanes.append(Lane(row, sized, [rate / middle for rate in rates]))
+        lanes.append(Lane(row, samples, ends, [rate / middle for rate in rates]))
     return min(lanes, key=lambda lane: sum(abs(value - 1) for value in lane.relative))
 
 
@@ -443,9 +453,9 @@ def drift(rows: Rows) -> Figure | None:
     for index, lane in enumerate(lanes):
         data.append(_samples(lane, index, scale))
         shapes.append(_line(index, 0, 1))
-        for last, first in zip(lane.samples, lane.samples[1:]):
+        for (last, end_last), (first, end_first) in pairwise(zip(lane.samples, lane.ends)):
             if last.round != first.round:
-                end = (last.at_s + first.at_s - first.ms / 1e3) / 2 / lane.seconds
+                end = (end_last + end_first - first.ms / 1e3) / 2 / lane.seconds
                 shapes.append(_line(index, end, end))
         names.append(
             f"{style.shown(lane.row.label)}  <b>{lane.range}</b>  in {number(lane.seconds, 3)} s"
@@ -477,24 +487,20 @@ def drift(rows: Rows) -> Figure | None:
 def _samples(lane: Lane, index: int, scale: float) -> Plotly:
     """Return the samples of the lane with this index, some left out where there are too many."""
     stride = math.ceil(len(lane.samples) / MOST_SAMPLES)
-    changes = enumerate(zip(lane.samples, lane.relative))
     drawn = [
-        (sample, value - 1)
-        for turn, (sample, value) in changes
-        if turn % stride == 0 or sample.flagged
+        (sample, end / lane.seconds, value - 1)
+        for turn, (sample, end, value) in enumerate(zip(lane.samples, lane.ends, lane.relative))
+        if turn % stride == 0 or sample.is_flagged
     ]
-    flagged = [sample.flagged for sample, _ in drawn]
+    flagged = [sample.is_flagged for sample, _, _ in drawn]
     look: Plotly = {"opacity": 1, "color": style.color(lane.row.look)}
     look["symbol"] = [
         "x-thin-open" if crossed else style.symbol(lane.row.look) for crossed in flagged
     ]
     look["size"] = [9 if crossed else 6 for crossed in flagged]
     look["line"] = {"width": [2 if crossed else 0.5 for crossed in flagged], "color": style.INK}
-    places = [
-        (sample.at_s / lane.seconds, -index + min(max(change, -MOST), MOST) * scale)
-        for sample, change in drawn
-    ]
-    numbers = [[sample.ms, f"{change:+.1%}", sample.round] for sample, change in drawn]
+    places = [(share, -index + min(max(change, -MOST), MOST) * scale) for _, share, change in drawn]
+    numbers = [[sample.ms, f"{change:+.1%}", sample.round] for sample, _, change in drawn]
     hover = "%{customdata[0]:.4g} ms (%{customdata[1]}), round %{customdata[2]}"
     return style.points(lane.row.label, places, look, hover, customdata=numbers)
 
@@ -513,7 +519,7 @@ def _cells(lane: Lane) -> dict[str, Cell]:
         "lowest %": 100 * min(lane.relative) - 100,
         "highest %": 100 * max(lane.relative) - 100,
         "samples": len(lane.samples),
-        "beside other load": sum(sample.flagged for sample in lane.samples),
+        "beside other load": sum(sample.is_flagged for sample in lane.samples),
     }
     cells = {title: measured(value, lane.row.results) for title, value in numbers.items()}
     return {"implementation": Cell(lane.row.label), **cells}
