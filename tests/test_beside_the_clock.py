@@ -88,7 +88,7 @@ def test_the_answer_is_read_before_the_clock_ends():
         return answer + 1
 
     timed, value = time_step(SimpleNamespace(run=lambda after_forward: after_forward() or 1), Clock(CPU), read)
-    assert value == 2 and timed["total_wall_ns"] >= 20e6 > timed["forward_wall_ns"]
+    assert value == 2 and timed.total_wall_ns >= 20e6 > timed.forward_wall_ns
 
 
 def test_each_test_that_the_page_on_own_losses_names_is_there():
@@ -118,7 +118,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_a_loss_changes_of_its_process_is_said(name):
-    """In a process of its own, whose state is lost with it."""
+    """The process is its own: its state is lost with it."""
     before = device.state()
     reading, writing = os.pipe()
     if not os.fork():

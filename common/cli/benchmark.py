@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rnnt_bench.analysis import logs, times
 from rnnt_bench.cli import cluster, parser
@@ -80,7 +80,7 @@ def benchmark(
     swept = [axis.key for axis in arguments.sweep]
     settings.check_kinds([*chosen, *swept], {implementations.find(name).kind for name in python_of})
     if arguments.budget:
-        flags["passes"] = flags["passes"] or ("correctness", "timing", "memory")
+        flags = {**flags, "passes": flags["passes"] or settings.PASSES[:3]}
     cells = settings.cells(arguments.sweep)
     settings_of_cells = _settings(arguments.sweep, flags, device)
     folders: list[Path] = []
@@ -161,9 +161,11 @@ def on_cluster(arguments: Namespace) -> int:
 def default_rows(
     names: Sequence[str], device: str, is_short: bool, topology: str | None, is_sweep: bool = False
 ) -> list[str]:
-    """Return what of these is measured where no row was named: losses on another lattice only with
-    --topology, on a CPU no loop in Python, for a first answer the main environment's alone and on a
-    CPU none in plain torch, in a sweep none by utterance."""
+    """Return which of these are measured where no row was named.
+
+    Left out are losses on another lattice without --topology, loops in Python on a CPU, in a sweep
+    losses by utterance, and for a first answer all of other environments and, on a CPU, those in
+    plain torch."""
     kept = []
     device_type = device.partition(":")[0]
     for name in names:
@@ -179,13 +181,13 @@ def default_rows(
 
 
 def _settings(
-    axes: Sequence[settings.Axis], flags: dict[str, Any], device: str
+    axes: Sequence[settings.Axis], flags: settings.Values, device: str
 ) -> list[settings.Settings]:
     """Return the settings of each cell of a sweep; of one cell without a sweep.  Raises UserError
     for flags that have no effect."""
     settings.check_axes(axes, flags)
     if axes:
-        flags["passes"] = flags["passes"] or settings.PASSES[:3]
+        flags = {**flags, "passes": flags["passes"] or settings.PASSES[:3]}
     resolved = [settings.resolve({**flags, **cell}, device) for cell in settings.cells(axes)]
     return [replace(cell, budget=None) for cell in resolved] if axes else resolved
 
@@ -194,8 +196,8 @@ def _measure(
     python_of: Mapping[str, interpreters.Choice],
     controls: Controls,
     resolved: settings.Settings,
-    cell: Mapping[str, Any],
-    flags: Mapping[str, Any],
+    cell: settings.Values,
+    flags: settings.Values,
     executor: Executor,
     folders: list[Path],
     arguments: Namespace,
@@ -226,7 +228,7 @@ def _measure(
             rounds.measure(session, jobs, limits=limits, wait=parser.wait(arguments))
 
 
-def announce(names: Sequence[str], resolved: settings.Settings, flags: Mapping[str, Any]) -> None:
+def announce(names: Sequence[str], resolved: settings.Settings, flags: settings.Values) -> None:
     """Print what is about to be measured.  flags: the settings that flags gave."""
     symbols = flags.get("file_vocab_size")
     if symbols not in (None, resolved.vocab_size):

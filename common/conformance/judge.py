@@ -93,7 +93,7 @@ def run(job: JobSpec) -> Iterator[Measured]:
             "torch": str(torch.__version__),
             "device_name": torch.cuda.get_device_name(device)
             if device.type == "cuda"
-            else machine.describe()["cpu"],
+            else machine.cpu_name(),
             "simulator": adapter.simulator_variables if adapter.simulated else None,
         }
         return adapter, device, described

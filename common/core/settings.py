@@ -89,7 +89,7 @@ class Setting:
     key: str = ""
     flag: str = ""
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Values:
         """Return what argparse's add_argument takes for the flag, but its help."""
         choices = self.choices or None
         return {
@@ -187,9 +187,9 @@ _lengths = partial(declare, group=LENGTHS)
 _timing = partial(declare, group=TIMING)
 _trace = partial(declare, group=TRACE)
 
-_BOOL: dict[str, Any] = {"type": flag_types.str2bool, "metavar": "BOOL"}
-_SECONDS: dict[str, Any] = {"type": flag_types.positive, "metavar": "S"}
-_AS_IN_FILE: dict[str, Any] = {"unset": "as in the shape file", "default_is_usual": True}
+_BOOL: Values = {"type": flag_types.str2bool, "metavar": "BOOL"}
+_SECONDS: Values = {"type": flag_types.positive, "metavar": "S"}
+_AS_IN_FILE: Values = {"unset": "as in the shape file", "default_is_usual": True}
 _SMALL_SCHEDULE = {"wait": 0, "warmup": 1, "active": 1, "repeat": 1}
 
 
@@ -772,7 +772,7 @@ def axis(text: str) -> Axis:
     return Axis(setting.key, values)
 
 
-def cells(axes: Sequence[Axis]) -> list[dict[str, Any]]:
+def cells(axes: Sequence[Axis]) -> list[Values]:
     """Return all combinations, the values of the last axis varying fastest."""
     keys = [axis.key for axis in axes]
     return [

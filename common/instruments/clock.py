@@ -10,7 +10,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -81,11 +81,24 @@ class Clock:
         return round(begin.elapsed_time(end) * 1e6) if self.cuda else end - begin
 
 
+class StepTimes(NamedTuple):
+    """Hold the times of a step, as the fields of a ``sample`` record."""
+
+    total_wall_ns: int
+    forward_wall_ns: int | None
+    forward_event_ns: int | None
+    total_event_ns: int | None
+    stages: dict[str, int]
+
+    @property
+    def forward_ns(self) -> int | None:
+        return self.forward_wall_ns if self.forward_event_ns is None else self.forward_event_ns
+
+
 def time_step(
     step: Step, clock: Clock, read: Callable[[Any], Any] = lambda answer: None
-) -> tuple[dict[str, Any], Any]:
-    """Return (the times of a step as fields of a ``sample`` record, what `read` makes of its
-    answer).
+) -> tuple[StepTimes, Any]:
+    """Return the times of a step, and what `read` makes of its answer.
 
     Python collects its garbage before the step, not within.  `read` is called before the clock
     ends, so that work which is put off until then is timed.  On CUDA the host runs ahead of the
@@ -119,11 +132,11 @@ def time_step(
     stages: dict[str, int] = {}
     for name, stage_begin, stage_end in spans:
         stages[name] = stages.get(name, 0) + clock.between(stage_begin, stage_end)
-    fields = dict(
-        forward_wall_ns=None if clock.cuda else forward,
+    times = StepTimes(
         total_wall_ns=wall,
+        forward_wall_ns=None if clock.cuda else forward,
         forward_event_ns=forward if clock.cuda else None,
         total_event_ns=clock.between(begin, end) if clock.cuda else None,
         stages=stages,
     )
-    return fields, value
+    return times, value

@@ -82,7 +82,7 @@ def host_threads(device: Any) -> int:
     return 1 if device.type == "cuda" else torch.get_num_threads()
 
 
-def state() -> dict[str, Any]:
+def state() -> dict[str, object]:
     """Return what a loss may change of its process and times depend on, by name."""
     import torch
 
@@ -121,7 +121,7 @@ def facts(device: Any) -> dict[str, Any]:
     if device.type != "cuda":
         return {
             **result,
-            "device_name": machine.describe()["cpu"],
+            "device_name": machine.cpu_name(),
             "mkl_as_intel": machine.mkl_as_intel(),
         }
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)  # from torch 2.5 on

@@ -47,7 +47,7 @@ class Context:
     same_as: str = ""  # the row of the same code that is asked the questions that this one is not
     seed: int | None = None  # of what is asked after timing, see passes.after_timing
     # of device.state, before the script of the loss was loaded
-    state: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, object] = field(default_factory=dict)
     held: dict[int, Any] = field(default_factory=dict)  # inputs that were made ahead, by batch
 
     def make_batch(self, batch: int, repeat: int = 0, utterances: int | None = None):

@@ -32,12 +32,14 @@ def cpu_count() -> int:
     return min(count, math.ceil(memory.cgroup_cpus() or count))
 
 
+def cpu_name() -> str:
+    return memory.proc_field(CPUINFO, "model name") or platform.processor() or platform.machine()
+
+
 def describe() -> dict[str, Any]:
     """Return this machine, as the ``run`` record keeps it (schema.Machine)."""
     return {
-        "cpu": memory.proc_field(CPUINFO, "model name")
-        or platform.processor()
-        or platform.machine(),
+        "cpu": cpu_name(),
         **processor(),
         "cores": cpu_count(),
         "memory_bytes": memory.total_memory(),

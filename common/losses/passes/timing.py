@@ -68,18 +68,19 @@ class OfScope:
         # its own: a loss must not know an answer before
         numbers = 4 * repeat + 2 * warmup + (self.scope == "step")
         step = self.context.step(self.scope, batch, numbers)
-        timed, loss = time_step(step, self.clock, read=float)
+        times, loss = time_step(step, self.clock, read=float)
         self.latest.append((batch, step))
         if not warmup:
             self.taken[batch] = Taken(numbers, loss, getattr(step.prepared, "ranges", None))
-        of = {
-            "scope": self.scope,
-            "round": self.context.round,
-            "batch": batch,
-            "repeat": repeat,
-            "warmup": warmup,
-        }
-        return Sample(**of, loss=finite(loss), **timed)
+        return Sample(
+            scope=self.scope,
+            round=self.context.round,
+            batch=batch,
+            repeat=repeat,
+            warmup=warmup,
+            loss=finite(loss),
+            **times._asdict(),
+        )
 
     def kept(self) -> int | None:
         """Return how many bytes more are in use after each further sample, once the last step is

@@ -151,10 +151,9 @@ def time_call(call: Step, clock: Clock) -> SimpleNamespace:
     """Return the time of one call, on CUDA synchronised at both ends.  first_ns: to a stream's
     first token, or None."""
     times, _ = time_step(call, clock)
-    forward = times["forward_event_ns" if clock.cuda else "forward_wall_ns"]
-    first = forward if getattr(call, "streamed", False) else None
+    first = times.forward_ns if getattr(call, "streamed", False) else None
     return SimpleNamespace(
-        total_wall_ns=times["total_wall_ns"], first_ns=first, foreign_cpu=None, flags=[]
+        total_wall_ns=times.total_wall_ns, first_ns=first, foreign_cpu=None, flags=[]
     )
 
 
