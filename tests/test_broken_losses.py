@@ -689,7 +689,7 @@ class LeavesOutTheFifth(Broken):
 
 
 def first_four(logits):
-    """Which utterances are among the first four, where they are long; all of short ones."""
+    """Return the mask of the first four utterances, where they are long; of all short ones."""
     return (torch.arange(len(logits)) < 4) | (logits.size(1) < 48)
 
 

@@ -420,7 +420,7 @@ def test_every_bad_argument_is_one_clear_error(change, words):
 
 
 def test_hooks_that_only_look_see_no_cells():
-    """Of all modules, as FlopCounterMode and torch.distributed's trackers have them; of the layer, as torchinfo has."""
+    """FlopCounterMode and torch.distributed's trackers hook all modules, torchinfo the layer."""
     from torch.utils.flop_counter import FlopCounterMode
 
     case, shapes = problem(RAGGED), []

@@ -58,7 +58,7 @@ def pair(tmp_path, first, other, *rates):
     ],
 )
 def test_another_processor_of_the_same_name_is_another_machine(tmp_path, changed, words):
-    """In tables, in "since ...", in a comparison, and in what is sent."""
+    """Tables, "since ...", comparisons and what is sent tell them apart."""
     sides = pair(tmp_path, ZEN5, {**ZEN5, **changed})
     assert_user_error(run("rnnt-bench", "compare", *sides), "not comparable", words)
     assert run("rnnt-bench", "compare", "--save-baseline", "x", sides[0]).returncode == 0

@@ -239,7 +239,7 @@ def test_the_counter_of_operations_has_a_public_name_in_any_folder(installed, tm
 
 
 def test_a_loss_of_a_users_is_measured_wherever_its_file_lies(installed, tmp_path):
-    """In an empty folder, with a package named common beside it, which the suite's own folder is called too."""
+    """The folder has a package named common beside it, which the suite's own folder is called too."""
     (tmp_path / "common").mkdir()
     (tmp_path / "common" / "__init__.py").write_text("def doubled(x):\n    return 2 * x\n")
     text = (ROOT / "benchmark_mine.py").read_text()

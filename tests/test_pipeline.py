@@ -366,7 +366,7 @@ def test_a_stage_takes_the_tokens_of_a_text(kind, texts, tmp_path, config):
 
 
 class Runs:
-    """What a pickle can do."""
+    """Write a file as its pickle is loaded."""
 
     def __init__(self, path):
         self.path = path

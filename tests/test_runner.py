@@ -224,7 +224,7 @@ def test_the_default_run_has_a_control_for_each_environment_with_another_torch()
 
 
 def test_controls_of_torchs_products_run_where_they_have_cause(tmp_path, tiny_shapes, capsys):
-    """For real: the probe tells, the library is preloaded, the losses are right under it."""
+    """The probe tells, the library is preloaded, and the losses are right under it: all for real."""
     pytest.importorskip("fused_transducer")
     flags = ["--device", "cpu", "--in-place", "--preset", "quick", "--limits", "true", "--max-seconds", "0.05"]
     flags += ["--passes", "timing", "--shape-file", tiny_shapes, "--log-dir", tmp_path]

@@ -379,7 +379,9 @@ def test_a_compilation_killed_half_way_starts_over(sources, tmp_path):
 
 
 def test_what_others_may_have_written_is_not_loaded(sources, tmp_path):
-    """As fused_transducer has it.  The compiler fails once the loss is compiled: what is loaded then is the cache's."""
+    """The sources are fused_transducer's.
+
+    The compiler fails once the loss is compiled: what is loaded then is the cache's."""
     compiler, broken = tmp_path / "c++", tmp_path / "broken"
     compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] || [ ! -e {broken} ] || exit 1\nexec c++ "$@"\n')
     compiler.chmod(0o755)

@@ -125,7 +125,7 @@ def test_records_that_cannot_be_read_are_an_error_row_beside_the_others(tmp_path
 
 
 def test_runs_of_every_tool_are_rows_beside_those_of_losses(tmp_path):
-    """In CSV and JSON, each with its tool's name; one that cannot be read is a row too."""
+    """CSV and JSON have each with its tool's name; one that cannot be read is a row too."""
     write_run(tmp_path / "torchaudio")
     write_inference(tmp_path)
     write_pipeline(tmp_path, "made", ["a"], {("one", "a"): costs([0.2])})

@@ -138,7 +138,7 @@ def add(group: Any, flag: str, short: str = "", **arguments: Any) -> None:
     group.add_argument(flag, **arguments).short = short
 
 
-def read_settings(arguments: Namespace) -> dict[str, Any]:
+def read_settings(arguments: Namespace) -> settings.Values:
     """Return the flags that are settings of the run (see rnnt_bench.core.settings), None for those
     not given.  Raises UserError for a shape file that is not there, before anything is started."""
     flags = {key: vars(arguments).get(key) for key in settings.SETTINGS if key != "device"}
@@ -181,8 +181,8 @@ def wait(arguments: Namespace) -> float:
 
 def implementations(everything: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     """Return the type of a flag that takes names of the table, and files such as
-    benchmark_flash.py, whose rows are in the table from then on, with :VARIANT and @ENVIRONMENT
-    behind them.  "all" is `everything`."""
+    benchmark_flash.py, with :VARIANT and @ENVIRONMENT behind them.  The row of a file is in the
+    table from then on.  "all" is `everything`."""
 
     def parse(text: str) -> tuple[str, ...]:
         names, others = [], []
@@ -244,13 +244,13 @@ def own_loss(text: str) -> str:
 def _folder_of(package: str) -> str:
     """Return the folder that a package or module lies in, the current folder first."""
     spec = PathFinder.find_spec(package, [os.getcwd(), *sys.path])
-    places = [*(spec.submodule_search_locations or []), spec.origin] if spec else []
-    place = next(filter(None, places), None)
-    if place is None:
+    paths = [*(spec.submodule_search_locations or []), spec.origin] if spec else []
+    path = next(filter(None, paths), None)
+    if path is None:
         raise UserError(
             f"{package} is not found here, nor by {sys.executable}; install it or give FILE.py:FUNCTION"
         )
-    return str(Path(place).resolve().parent)
+    return str(Path(path).resolve().parent)
 
 
 def standard() -> tuple[str, ...]:

@@ -66,10 +66,10 @@ class Script:
         return result
 
     def main(self, options: Namespace) -> int:
-        own = self.implementation
-        names = [own.name]
-        if own.template:
-            if options.only == standard() and own.kind in implementations.LATTICES:
-                options.topology = options.topology or own.kind  # beside losses on the same lattice
+        name, kind = self.implementation.name, self.implementation.kind
+        names = [name]
+        if self.implementation.template:
+            if options.only == standard() and kind in implementations.LATTICES:
+                options.topology = options.topology or kind  # beside losses on the same lattice
             names += chosen(options)
-        return benchmark.benchmark(list(dict.fromkeys(names)), options, [own.name])
+        return benchmark.benchmark(list(dict.fromkeys(names)), options, [name])

@@ -59,12 +59,12 @@ def digest(*paths: Path) -> str:
 @cache
 def code() -> str:
     """Return a digest of the suite's code that measures, but for the adapters'."""
-    own = [
+    modules = [
         path
         for path in PACKAGE.rglob("*.py")
         if path.relative_to(PACKAGE).parts[0] not in _NOT_MEASURING
     ]
-    return digest(*sorted([*own, *(ROOT / "fused_transducer" / "csrc").glob("*")]))
+    return digest(*sorted([*modules, *(ROOT / "fused_transducer" / "csrc").glob("*")]))
 
 
 def _why_not(kind: str, fits: Callable[[int], bool], needed: int, path: str | Path) -> str:

@@ -111,9 +111,11 @@ def fixed_size(utterances: np.ndarray, batch_size: int) -> Batches:
 
 
 def max_frames(utterances: np.ndarray, max_frames: int, padded: bool = False) -> Batches:
-    """Return batches of utterances (utterances, 2) sorted by T, then U, longest first, each filled
-    while its sum of T stays within `max_frames`, or, if `padded`, its utterances times its longest
-    T.  Equal ones keep their file order; a longer utterance is a batch of its own."""
+    """Return batches of utterances (utterances, 2) sorted by T, then U, longest first.
+
+    Each is filled while its sum of T stays within `max_frames`, or, if `padded`, its utterances
+    times its longest T.  Equal ones keep their file order; a longer utterance is a batch of its
+    own."""
     T, U = np.asarray(utterances).astype(np.int64).T
     order = np.lexsort((-U, -T))
     T = T[order]

@@ -98,11 +98,11 @@ def looks(kinds: Mapping[str, str | None]) -> dict[str, Look]:
         for index, implementation in enumerate(implementations.with_variants())
     }
 
-    def place(name: str) -> tuple[bool, int, str]:
+    def rank(name: str) -> tuple[bool, int, str]:
         return "@" in name, order.get(name.partition("@")[0], len(order)), name
 
     result: dict[str, Look] = {}
-    for name in sorted(kinds, key=place):
+    for name in sorted(kinds, key=rank):
         taken = {look.color for look in result.values()}
         color = next((color for color in reversed(range(len(PALETTE))) if color not in taken), 0)
         implementation = implementations.BY_NAME.get(name.partition("@")[0].partition(":")[0])

@@ -298,9 +298,10 @@ class Child:
         return (time.monotonic_ns() - self.begin_ns) / 1e9
 
     def written(self) -> list[dict[str, Any]]:
-        """Return the records so far: without a last line that a killed child left unfinished, and
-        up to the first that is none, since code that closed a file that is not its own may write
-        there."""
+        """Return the records so far, without a last line that a killed child left unfinished.
+
+        They end before a line that is no record: code that closed a file that is not its own may
+        write there."""
         records = []
         for line in self.output.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
             try:
@@ -385,16 +386,16 @@ class Fork:
     def __enter__(self) -> Fork:
         if not self.possible:
             return self
-        self.here, there = Pipe()
+        self.here, childs_end = Pipe()
         parent = os.getpid()
         self.child = os.fork()
         if not self.child:
             with suppress(BaseException):
                 die_with_parent(parent)
                 self.here.close()
-                there.send(self.answer(there.recv()))
+                childs_end.send(self.answer(childs_end.recv()))
             os._exit(0)
-        there.close()
+        childs_end.close()
         return self
 
     def ask(self, request: Any, timeout: float) -> Any:

@@ -177,8 +177,8 @@ def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> parts.S
                 "status": next(iter(each.statuses), "error"),
                 "reason": "; ".join(each.failures),
             }
-            own = each.rows or ([failed] if each.failures else [])
-            result += [{"tool": tool, "name": each.name, **row} for row in own]
+            lines = each.rows or ([failed] if each.failures else [])
+            result += [{"tool": tool, "name": each.name, **row} for row in lines]
         return result
 
     return parts.Slice(

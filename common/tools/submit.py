@@ -3,8 +3,8 @@ wrong with one.
 
 Every record is written anew, field by field: numbers, and a few texts that name packages, settings
 and hardware.  No file is copied, so no path, message or trace leaves the machine.  A run is
-refused, with a line for each reason, if it is incomplete (interrupted rows, fewer than three
-rounds, no revision, no machine), of several machines, or was measured beside other load."""
+refused, with a line for each reason.  It may be incomplete (interrupted rows, fewer than three
+rounds, no revision, no machine), of several machines, or measured beside other load."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def read_events(stream: BinaryIO) -> Iterator[Sequence[Event]]:
             text = text[last + 5 :]
         if end:
             break
-        text += _more(stream, decoder, text, position)
+        text += _next_text(stream, decoder, text, position)
     _to_the_end(stream, decoder, text, position)
 
 
@@ -180,7 +180,9 @@ def _to_the_end(
         )
 
 
-def _more(stream: BinaryIO, decoder: codecs.IncrementalDecoder, text: str, position: int) -> str:
+def _next_text(
+    stream: BinaryIO, decoder: codecs.IncrementalDecoder, text: str, position: int
+) -> str:
     """Return the text that comes next.  text: the begin of an event, at `position`.  Raises Broken
     at the end."""
     if len(text) > LARGEST:
@@ -218,7 +220,7 @@ def _events_of_any_layout(
             position += at
             if isinstance(error, RecursionError) or text[:1] not in ("", "{"):
                 raise Broken(f"an event after character {position:,} is not JSON") from None
-            text += _more(stream, decoder, text, position)
+            text += _next_text(stream, decoder, text, position)
             at = 0
             continue
         with suppress(msgspec.ValidationError):  # of another program, with fields of its own types

@@ -122,11 +122,11 @@ class Amounts(Struct, kw_only=True):
     macs: float = 0.0
     flops: float = 0.0
 
-    def add(self, more: Amounts, sign: int = 1) -> None:
-        self.ms += sign * more.ms
-        self.host_ms += sign * more.host_ms
-        self.macs += sign * more.macs
-        self.flops += sign * more.flops
+    def add(self, other: Amounts, sign: int = 1) -> None:
+        self.ms += sign * other.ms
+        self.host_ms += sign * other.host_ms
+        self.macs += sign * other.macs
+        self.flops += sign * other.flops
 
 
 class Part(Amounts, kw_only=True):
@@ -316,13 +316,8 @@ def answer(kept: Kept) -> Answer:
             table.append(
                 {"label": Cell("· " * part.depth + part.name, part.name), **cells(shown, part)}
             )
-            place = {
-                "name": part.name,
-                "label": part.label,
-                "phase": part.phase,
-                "depth": part.depth,
-            }
-            result.rows.append({"size": size, **place, **values(NUMBERS, part)})
+            names = {key: getattr(part, key) for key in ("name", "label", "phase", "depth")}
+            result.rows.append({"size": size, **names, **values(NUMBERS, part)})
         result.tables.append(
             tabulated("labels", f"{size}: each label with all that lies in it; own: without", table)
         )
