@@ -98,7 +98,7 @@ ONE = {"audio_mockup_secs": [0.1], "batch_sizes": [1]}
 
 
 def made(kind, source, **arguments):
-    return recognisers.load({"type": kind, "source": str(source), "arguments": arguments}, torch.device("cpu"))
+    return recognisers.load(rows.Model(source=str(source), type=kind, arguments=arguments), torch.device("cpu"))
 
 
 @torch.no_grad()

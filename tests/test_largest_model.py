@@ -55,7 +55,7 @@ def canned(room, breaks=()):
     breaks = list(breaks)
 
     def answer(job, chosen):
-        chosen_buckets = job.given["buckets"]
+        chosen_buckets = job.request["buckets"]
         if "probe" in job.name:
             ((number, N, T, _),) = chosen_buckets
             status = "ok" if N * T <= room else "oom"
@@ -279,7 +279,7 @@ def test_arguments_come_from_a_file_and_flags_win(tmp_path):
     given, answer_all = [], canned(30_000)
 
     def answer(job, chosen):
-        given.append(job.given["arguments"])
+        given.append(job.request["arguments"])
         return answer_all(job, chosen)
 
     searched(tmp_path, Canned(answer), "--buckets", 1, "--args", tmp_path / "model.yaml", "--arg", "width=3")
@@ -409,7 +409,7 @@ def test_a_yaml_names_the_model_of_the_profile(tmp_path, capsys):
     given, answer_all = [], canned(30_000)
 
     def answer(job, chosen):
-        given.append(job.given)
+        given.append(job.request)
         return answer_all(job, chosen)
 
     words = ["--model", tmp_path / "conformer.yaml", "--arg", "vocab_size=70", "--losses", "fused,torchaudio"]

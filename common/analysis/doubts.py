@@ -21,6 +21,8 @@ from rnnt_bench.records import schema
 BUSY_LIMIT = 0.1
 #: A ratio of two separate runs that the machine's day is not taken to explain.
 SEPARATE = 1.3
+#: Errors of gradients above this are marked: small batches must be within it in float32.
+MARKED_ERROR = 1e-4
 #: Gradients further off than so many times float32's rounding are computed in less than float32.
 COARSE = 10
 #: More than what Python and torch keep of a step of their own, which is a few kilobytes.
@@ -112,6 +114,11 @@ def _results(names: Sequence[str]) -> str:
     """Word what a step returns: "loss", and tensors that get a gradient; "given" is what a loss takes."""
     words = {"loss": "the loss", "given": "the gradient of its input"}
     return " and ".join(words.get(name, f"the gradient of {name}") for name in names)
+
+
+def is_far_off(row: Row) -> bool:
+    """Return whether tables mark the error of its gradients."""
+    return (row.errors[1] or 0.0) > MARKED_ERROR
 
 
 def _about_memory(row: Row) -> Iterator[Doubt]:

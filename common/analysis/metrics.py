@@ -109,15 +109,11 @@ def at(path: str) -> Callable[[Any], Any]:
     return value
 
 
-#: Errors of gradients above this are marked: small batches must be within it in float32.
-MARKED_ERROR = 1e-4
-
-
 def _marked_error(row: Row) -> str:
-    value = row.errors[1]
+    words = text.error(row.errors[1])
     if "coarse" in doubts.kinds(row):
-        return f"{text.error(value)} < float32"
-    return text.error(value) + (" !" if value is not None and value > MARKED_ERROR else "")
+        return f"{words} < float32"
+    return f"{words} !" if doubts.is_far_off(row) else words
 
 
 def _percent(row: Row, scope: str) -> float | None:

@@ -76,7 +76,7 @@ def simulator(implementation: implementations.Implementation, device: str) -> Ma
 def run(job: JobSpec) -> Iterator[Measured]:
     """Yield the Row of an implementation: `given` has its name, kind, script and variant, the names
     of `cases`, and the `timeout` of one in seconds."""
-    given, wanted = job.given, job.settings.device
+    given, wanted = job.request, job.settings.device
     row = Row(name=given["name"], kind=given["kind"])
 
     @cache

@@ -19,7 +19,7 @@ class JobSpec:
         subject: a key of jobs.job.SUBJECTS
         folder: of the run, for traces; "" for none
         settings: of this job
-        given: what else its subject reads
+        request: what else its subject reads
         pass_name, round: of a loss; rounds begin at 1
         script, variant: of the implementation
         same_as: the row of the same code that is asked the questions that this one is not
@@ -32,7 +32,7 @@ class JobSpec:
     job: str = ""
     subject: str = "loss"
     folder: str = ""
-    given: Mapping[str, Any] = field(default_factory=dict)
+    request: Mapping[str, Any] = field(default_factory=dict)
     pass_name: str = ""
     round: int | None = None
     script: str = ""

@@ -139,7 +139,7 @@ def products_of_loop(
 def run(job: JobSpec) -> Iterator[Limits]:
     device = set_up_torch(job.settings)
     seconds = max(SECONDS / job.settings.rounds, SHORTEST)
-    yield measure(job.settings, device, seconds, **job.given)
+    yield measure(job.settings, device, seconds, **job.request)
 
 
 def measure(

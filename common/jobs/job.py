@@ -71,7 +71,7 @@ class Runnable:
     subject: str  # a key of SUBJECTS
     like: Like
     overrides: tuple[tuple[str, Any], ...]  # settings of this job alone
-    given: Any  # what its subject reads beside them, of dict(given)
+    request: Mapping[str, Any]  # what its subject reads beside them
     round: int | None = None
 
     @property
@@ -100,7 +100,7 @@ class Runnable:
             subject=self.subject,
             folder=str(folder.resolve()),
             settings=replace(settings, **dict(self.overrides)),
-            given=dict(self.given),
+            request=self.request,
         )
 
 
@@ -110,7 +110,7 @@ class Job(Runnable):
 
     Attributes:
         round: from 1, in the timing and limits passes
-        given: what else its subject reads
+        request: what else its subject reads
         same_as: the row of the same code that is asked for it (Implementation)
     """
 
@@ -119,7 +119,7 @@ class Job(Runnable):
     round: int | None = None
     overrides: tuple[tuple[str, Any], ...] = ()
     subject: str = "loss"
-    given: tuple[tuple[str, Any], ...] = ()
+    request: Mapping[str, Any] = field(default_factory=dict, hash=False)
     same_as: str = ""
 
     @property
@@ -161,7 +161,7 @@ class Task(Runnable):
     """One process to start for a tool that measures no loss.
 
     Attributes:
-        given: what its subject reads beside the settings
+        request: what its subject reads beside the settings
         python: its interpreter, where it is not the run's
         environment: its variables
         takes, leaves: names of files in the folder of the run, that it reads of the task before it,
@@ -170,7 +170,7 @@ class Task(Runnable):
 
     name: str
     subject: str
-    given: Mapping[str, Any]
+    request: Mapping[str, Any]
     overrides: tuple[tuple[str, Any], ...] = ()
     python: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)

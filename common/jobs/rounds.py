@@ -182,7 +182,7 @@ class Rounds:
         if name is None:
             progress.skip(LIMITS)
             return
-        job = Job(name, "limits", number, subject="device", given=_library(session.settings))
+        job = Job(name, "limits", number, subject="device", request=_library(session.settings))
         progress.start(job.name)
         lines = session.execute(job)
         end = lines[-1]
@@ -257,23 +257,23 @@ def products(
 
     name: an implementation that `python` has; folder: --log-dir."""
     library = _library(settings)
-    if "library" not in dict(library):
+    if "library" not in library:
         return []
     limits: list[schema.Limits] = []
-    for row, options in ((name, library), (find(name).under(FAST_MKL).name, ())):
-        handed = (*options, ("products_alone", True))
-        job = Job(row, "limits", subject="device", overrides=(("threads", 1),), given=handed)
+    for row, options in ((name, library), (find(name).under(FAST_MKL).name, {})):
+        request = {**options, "products_alone": True}
+        job = Job(row, "limits", subject="device", overrides=(("threads", 1),), request=request)
         lines = executor.execute(job, python, folder, settings, timeout, lambda text: None)
         limits += [line for line in lines if isinstance(line, schema.Limits)]
     return limits
 
 
-def _library(settings: Settings) -> tuple[tuple[str, str], ...]:
+def _library(settings: Settings) -> dict[str, str]:
     """Return the library by which the limits pass multiplies beside torch, or why there is none, as
-    Job.given."""
+    Job.request."""
     if settings.device != "cpu" or settings.dtype not in libraries.NUMBERS:
-        return ()
+        return {}
     try:
-        return (("library", str(libraries.multiplication(settings.dtype))),)
+        return {"library": str(libraries.multiplication(settings.dtype))}
     except NotRunnable as error:
-        return (("no_library", f"the suite's own products: {error}"),)
+        return {"no_library": f"the suite's own products: {error}"}

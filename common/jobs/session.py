@@ -354,7 +354,7 @@ class Session:
                     return [job.status("error", f"{words}: measure again")]
         return new
 
-    def _facts(self, run: Run, choice: Choice) -> Iterator[tuple[str, Any]]:
+    def _facts(self, run: Run, choice: Choice) -> Iterator[tuple[str, object]]:
         """Yield the facts of the jobs of a run that ended well in a Python."""
         for job, lines in store.latest_jobs(run.records).items():
             row = job if job in self.python_of else run.name  # a task, or else an implementation

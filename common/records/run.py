@@ -216,11 +216,11 @@ class Changed(Exception):
     """A job measured something else than earlier jobs of its run; the message says what differs."""
 
 
-def facts(name: str, lines: Iterable[schema.Line]) -> dict[str, Any]:
+def facts(name: str, lines: Iterable[schema.Line]) -> dict[str, object]:
     """Return what must be equal in the jobs of a run that ran in one Python, by a name in words.
 
     name: of the implementation or task that the records of a job, `lines`, are about."""
-    result: dict[str, Any] = {}
+    result: dict[str, object] = {}
     for line in lines:
         if isinstance(line, schema.Environment):
             result.update(
@@ -248,13 +248,12 @@ def earlier(log_dir: Path, file_name: str, kind: type[Head]) -> list[tuple[Head,
             f"warning: --resume: skipped {skipped} in {log_dir}: the first line cannot be read",
             file=sys.stderr,
         )
-    known = sorted(
-        [(head, path) for head, path in heads if isinstance(head, kind)],
-        key=lambda one: one[0].started,
-    )
-    if len(known) > 1:
-        store.warn_of_clock(known[-1][1].parent, known[-1][0].started)
-    return known
+    readable = [(head, path) for head, path in heads if isinstance(head, kind)]
+    readable.sort(key=lambda pair: pair[0].started)
+    if len(readable) > 1:
+        newest, path = readable[-1]
+        store.warn_of_clock(path.parent, newest.started)
+    return readable
 
 
 @contextmanager
@@ -293,16 +292,16 @@ def open_runs(
             if name in paths:
                 opened[name] = again(paths[name])
             else:
-                known = find(name)
+                implementation = find(name)
                 row = {
-                    "package": known.package,
-                    "kind": known.kind,
-                    "exact": known.exact,
+                    "package": implementation.package,
+                    "kind": implementation.kind,
+                    "exact": implementation.exact,
                     "suffix": settings.suffix,
                 }
                 head = {"record": "run", "name": name, **row, **shared}
                 opened[name] = anew(
-                    log_dir, f"{known.folder}-{settings.suffix}", schema.FILE_NAME, head
+                    log_dir, f"{implementation.folder}-{settings.suffix}", schema.FILE_NAME, head
                 )
         yield opened
     except UserError:  # a mistake, or no room for a first line

@@ -128,7 +128,7 @@ def contents(sections: Sequence[parts.Section]) -> list[tuple[str, str, str]]:
     return entries
 
 
-def _rendered(section: parts.Section, base: Path) -> tuple[parts.Section, str, dict[str, Any]]:
+def _rendered(section: parts.Section, base: Path) -> tuple[parts.Section, str, parts.Plotly]:
     """Return the section, its HTML and its plots; one that says what is wrong in place of a section
     that fails."""
     try:
@@ -137,7 +137,7 @@ def _rendered(section: parts.Section, base: Path) -> tuple[parts.Section, str, d
         return _drawn(_failed(section.id, section.title, error), base)
 
 
-def _drawn(section: parts.Section, base: Path) -> tuple[parts.Section, str, dict[str, Any]]:
+def _drawn(section: parts.Section, base: Path) -> tuple[parts.Section, str, parts.Plotly]:
     text = render("show/templates/section.html.jinja", base, section=section)
     figures = {
         f"{plot.key}-{section.id}": {"data": plot.data, "layout": plot.layout}

@@ -346,7 +346,7 @@ def correctness(rows: Rows, terminal: Terminal) -> Lines:
     words = f"correct: {count(len(right), 'row')}, loss within {loss} and gradients within {gradients} of the float64 "
     words += f"oracle's {where}"
     errors_by_name = gathered((row.name, row.errors[1] or 0) for row in right)
-    limit = metrics.MARKED_ERROR
+    limit = doubts.MARKED_ERROR
     above = [
         f"{name} {error(max(errors))}"
         for name, errors in errors_by_name.items()

@@ -119,7 +119,9 @@ def choices_of(kind: type[Struct], key: str) -> list[str]:
     for field in msgspec.structs.fields(kind):
         if field.name == key:
             types = [field.type, *get_args(field.type)]
-            return [each for of in types if get_origin(of) is Literal for each in get_args(of)]
+            return [
+                text for part in types if get_origin(part) is Literal for text in get_args(part)
+            ]
         inner = isinstance(field.type, type) and issubclass(field.type, Struct)
         if inner and choices_of(field.type, key):
             return choices_of(field.type, key)

@@ -47,10 +47,12 @@ class Kept:
     @property
     def machine(self) -> list[str]:
         """Return ["AMD EPYC, 2 threads, torch 2.11.0"] by the last job; [] where none ran."""
-        known = [job.environment for job in self.jobs.values() if job.environment]
-        torches = " and ".join(sorted({each.torch for each in known if each.torch}))
-        words = [f"{each.device_name}, {count(each.threads or 0, 'thread')}" for each in known]
-        return [f"{words[-1]}, torch {torches}"] if words else []
+        lines = [job.environment for job in self.jobs.values() if job.environment]
+        if not lines:
+            return []
+        torches = " and ".join(sorted({line.torch for line in lines if line.torch}))
+        threads = count(lines[-1].threads or 0, "thread")
+        return [f"{lines[-1].device_name}, {threads}, torch {torches}"]
 
 
 @dataclass

@@ -40,17 +40,18 @@ def load(name: str, arguments: Mapping[str, Any], device: str) -> torch.nn.Modul
     or made."""
     if name.startswith((S3PRL, HUGGING_FACE)):
         os.environ.update(OFFLINE)
-    of, absent = name.partition(":")[2], ""
+    model_name, absent = name.partition(":")[2], ""
     if name.startswith(HUGGING_FACE):
         maker: Any = partial(
-            module("transformers").AutoModel.from_pretrained, of, local_files_only=True
+            module("transformers").AutoModel.from_pretrained, model_name, local_files_only=True
         )
         absent = absent_from(
-            of, f"from transformers import AutoModel; AutoModel.from_pretrained('{of}')"
+            model_name,
+            f"from transformers import AutoModel; AutoModel.from_pretrained('{model_name}')",
         )
     elif name.startswith(S3PRL):
-        maker = imported(f"s3prl.hub:{of}")
-        absent = not_here(f"from s3prl import hub; hub.{of}()")
+        maker = imported(f"s3prl.hub:{model_name}")
+        absent = not_here(f"from s3prl import hub; hub.{model_name}()")
     else:
         maker = imported(name)
     if isinstance(maker, torch.nn.Module) and arguments:
@@ -70,11 +71,11 @@ def imported(name: str) -> Any:
     source, _, attribute = name.rpartition(":")
     if not source or not attribute:
         raise UserError(f"{name}: give package.module:name or file.py:name")
-    of = module(source)
-    value = getattr(of, attribute, None)
+    loaded = module(source)
+    value = getattr(loaded, attribute, None)
     if value is None:
         raise UserError(
-            f"{name}: {of.__name__} has no {attribute}{text.closest(attribute, dir(of))}"
+            f"{name}: {loaded.__name__} has no {attribute}{text.closest(attribute, dir(loaded))}"
         )
     return value
 

@@ -91,10 +91,10 @@ def lengths(source: Path, sample_rate: int) -> list[int]:
 
 
 def run(job: JobSpec) -> Iterator[Measured]:
-    """Yield the record of a count; `given` has its `flags`, and `current`, the folder that their
+    """Yield the record of a count; `request` has its `flags`, and `current`, the folder that their
     paths are relative to. Raises UserError."""
-    flags = job.given["flags"]
-    os.chdir(job.given["current"])
+    flags = job.request["flags"]
+    os.chdir(job.request["current"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is not counted is named below the table
         made_with = configuration.read(Path(flags["args"])) if flags["args"] else {}
@@ -122,7 +122,10 @@ def run(job: JobSpec) -> Iterator[Measured]:
                 begun = counter.total().macs
                 _count(counter, model, samples, flags)
                 macs += [(counter.total().macs - begun) / batch] * batch
-            counted = {"samples": [each for each in utterances for _ in range(batch)], "macs": macs}
+            counted = {
+                "samples": [samples for samples in utterances for _ in range(batch)],
+                "macs": macs,
+            }
             buckets.append({"name": name, **counted, "flops": counter.total().flops - before.flops})
     yield Measured(value={"buckets": buckets if buckets[0]["name"] else [], **counter.document()})
 
@@ -154,7 +157,7 @@ def _count(
     letters = {"S": samples, "F": samples // flags["hop"]} if samples else {}
     shapes = flags["input_shape"] or [f"{flags['batch_size']}xS"]
     tensors = [tensor(spec, flags["device"], letters) for spec in shapes]
-    positional: list[Any] = [given for name, given in tensors if not name]
+    positional: list[Any] = [value for name, value in tensors if not name]
     if flags["model"].startswith(loading.S3PRL) and not flags["input_shape"]:
         positional = [list(positional[0])]  # a list of waveforms
     with torch.set_grad_enabled(flags["backward"]), counter:
@@ -163,7 +166,7 @@ def _count(
             with (
                 counter.modules.call(owner) if isinstance(owner, torch.nn.Module) else nullcontext()
             ):
-                outputs = function(*positional, **{name: given for name, given in tensors if name})
+                outputs = function(*positional, **{name: value for name, value in tensors if name})
             if flags["backward"]:  # from ones for every output that has a gradient
                 leaves = torch.utils._pytree.tree_flatten(outputs)[0]
                 wanted = [

@@ -23,6 +23,7 @@ from rnnt_bench.tools.inference.rows import (
     Dimensions,
     Model,
     Profile,
+    Request,
     answer,
     is_skipped,
     positions,
@@ -40,7 +41,7 @@ EXAMPLES = """examples:
 Exit code: 0; 1 if a cell failed; 2 for bad usage, or if the model is missing."""
 DEFAULT = files.ROOT / "examples" / "profile.yaml"
 #: Settings of a cell, where the flags of these names give no other.
-SAMPLES: dict[str, Any] = {"max_seconds": 1.0, "max_samples": 200}
+SAMPLES: dict[str, float] = {"max_seconds": 1.0, "max_samples": 200}
 
 
 class _Parser(Parser):
@@ -121,11 +122,10 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
 
 def planned(config: Profile, python: Path) -> list[job.Task]:
     """Return a task for each cell that is not skipped."""
-    data = as_written(config)
     tasks = []
     for position in positions(config):
         if not is_skipped(position, config.profiling_dimensions):
-            request = {"config": data, "cell": as_written(position)}
+            request = as_written(Request(config, position))
             changes = (("threads", position.threads),)
             tasks.append(job.Task(position.job, TOOL, request, changes, python=python))
     return tasks

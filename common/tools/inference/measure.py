@@ -29,7 +29,7 @@ from rnnt_bench.records.schema import Measured
 from rnnt_bench.system.memory import status_bytes
 from rnnt_bench.tools.inference import recognisers
 from rnnt_bench.tools.inference.outputs import check_numbers, difference
-from rnnt_bench.tools.inference.rows import Cell, Position, Profile
+from rnnt_bench.tools.inference.rows import Cell, Request
 from rnnt_bench.traces import reader, windows
 
 #: The profiler records the last two of six batches.
@@ -45,13 +45,13 @@ def run(job: JobSpec) -> Iterator[Any]:
     """Yield the records of a cell.  Raises UserError, NotRunnable, WrongResult, and whatever the
     model raises."""
     settings = job.settings
-    config = msgspec.convert(job.given["config"], Profile)
-    position = msgspec.convert(job.given["cell"], Position)
-    dimensions = config.profiling_dimensions
+    request = msgspec.convert(job.request, Request)
+    position, dimensions = request.cell, request.config.profiling_dimensions
     device = set_up_torch(settings)
     torch.manual_seed(settings.seed)
-    model = recognisers.load(job.given["config"]["pretrained_model"], device)
-    rate = config.pretrained_model.sample_rate or model.sample_rate
+    source = request.config.pretrained_model
+    model = recognisers.load(source, device)
+    rate = source.sample_rate or model.sample_rate
     waves = recognisers.batch(
         dimensions.example_audio, position.seconds, position.size, rate, settings.seed
     )

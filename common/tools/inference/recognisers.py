@@ -22,6 +22,7 @@ import torch
 from rnnt_bench.core import files, text
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.tools import loading
+from rnnt_bench.tools.inference.rows import Model
 
 SAMPLE_RATE = 16000
 #: The name of an argument that takes lengths in samples: lengths, x_lens, input_lengths;
@@ -76,12 +77,9 @@ def plain(module: Any) -> Recogniser:
     )
 
 
-def load(model: Mapping[str, Any], device: torch.device) -> Recogniser:
-    """Return the model of a configuration: ``type``, ``source``, ``arguments``.  Raises
-    UserError."""
-    kind = model["type"]
-    source = model["source"]
-    arguments = model.get("arguments") or {}
+def load(model: Model, device: torch.device) -> Recogniser:
+    """Return the model of a configuration.  Raises UserError."""
+    kind, source, arguments = model.type, model.source, model.arguments
     if kind == "factory":
         return plain(loading.load(source, arguments, str(device)).eval())
     kinds = ("torchaudio", "transformers", *INTERFACES)

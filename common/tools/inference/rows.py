@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
 from typing import Annotated, Any
@@ -113,6 +113,13 @@ def is_skipped(position: Position, grid: Dimensions) -> bool:
         and b > 0
         and d + b >= (len(grid.audio_mockup_secs) + len(grid.batch_sizes)) / 2
     )
+
+
+class Request(Struct):
+    """What a job is given: the cell of a configuration that it measures."""
+
+    config: Profile
+    cell: Position
 
 
 class Cell(Struct, kw_only=True):
@@ -291,11 +298,11 @@ def grid_of(name: str, rows: Sequence[Row], variant: str) -> show.Table:
     shows its status."""
     title, words = GRIDS[name]
     lines: dict[float, dict[str, show.Cell]] = {}
-    for each in rows:
-        seconds = each.position.seconds
+    for row in rows:
+        seconds = row.position.seconds
         line = lines.setdefault(seconds, {"audio": show.Cell(f"{seconds:g}s")})
-        line[f"{each.position.size}"] = show.Cell(
-            words(each) if isinstance(each, Measured) else each.status
+        line[f"{row.position.size}"] = show.Cell(
+            words(row) if isinstance(row, Measured) else row.status
         )
     columns = [show.Column(head, head != "audio") for head in next(iter(lines.values()))]
     heading = f"{title}{variant and ', '}{variant}; columns: batch sizes"
@@ -328,63 +335,66 @@ def answer(kept: Kept) -> Answer:
         row(position, Job(SKIPPED) if is_skipped(position, dimensions) else kept.job(position.job))
         for position in positions(config)
     ]
-    parts = text.gathered((each.position.variant, each) for each in rows)
+    parts = text.gathered((line.position.variant, line) for line in rows)
     grids = [
-        grid_of(name, part, how if len(parts) > 1 else "")
+        grid_of(name, part, variant if len(parts) > 1 else "")
         for name in GRIDS
-        for how, part in parts.items()
+        for variant, part in parts.items()
     ]
     listed = [
         {
-            "audio": show.Cell(f"{each.position.seconds:g}s", each.position.seconds),
-            "batch": show.measured(each.position.size),
-            "how": show.Cell(each.position.variant),
-            **cells(NUMBERS, each),
-            "calls": show.measured(each.n if isinstance(each, Measured) else None),
-            "status": show.Cell(each.status),
+            "audio": show.Cell(f"{line.position.seconds:g}s", line.position.seconds),
+            "batch": show.measured(line.position.size),
+            "how": show.Cell(line.position.variant),
+            **cells(NUMBERS, line),
+            "calls": show.measured(line.n if isinstance(line, Measured) else None),
+            "status": show.Cell(line.status),
         }
-        for each in rows
-        if each.status != SKIPPED
+        for line in rows
+        if line.status != SKIPPED
     ]
-    example = dimensions.example_audio
-    measured = [each for each in rows if isinstance(each, Measured)]
-    busy = sum(bool(each.cell.busy) for each in measured)
-    fewest = min((each.n for each in measured), default=0)
-    ratio, worst = max(
-        ((contradiction(each), each.position.job) for each in measured), default=(0.0, "")
-    )
-    told = {
-        **dict.fromkeys(kept.machine, True),
-        f"{worst}: RTF is {ratio:.0f} times the profiled one and contradicts it: calls were timed before the model was "
-        "warm (give a larger --max-seconds), beside load, or outside of operators": ratio
-        > CONTRADICTION,
-        f"audio: {example}, cut or looped": example,
-        "audio: noise; for a model whose path depends on what is said (a beam search), give example_audio": not example,
-        f"{text.count(busy, 'cell')} ran beside other load: times are too long": busy,
-        f"p99 of fewer than 100 calls is close to the slowest of them; here there are {fewest} or more": 0
-        < fewest
-        < 100,
-    }
+    measured = [line for line in rows if isinstance(line, Measured)]
     return Answer(
         kept.header.name,
         total(measured),
         [*grids, show.tabulated("cells", "Each cell", show.filled(listed))],
-        [words for words, holds in told.items() if holds],
-        [f"{each.position.job}: {each.status}: {each.reason}" for each in rows if each.reason],
+        [*kept.machine, *notes(measured, dimensions)],
+        [f"{line.position.job}: {line.status}: {line.reason}" for line in rows if line.reason],
         [
             {
-                "threads": each.position.threads,
-                "dtype": each.position.dtype,
-                "audio_mockup_secs": each.position.seconds,
-                "batch_sizes": each.position.size,
-                "status": each.status,
-                "reason": each.reason,
-                **values(NUMBERS, each),
+                "threads": line.position.threads,
+                "dtype": line.position.dtype,
+                "audio_mockup_secs": line.position.seconds,
+                "batch_sizes": line.position.size,
+                "status": line.status,
+                "reason": line.reason,
+                **values(NUMBERS, line),
             }
-            for each in rows
+            for line in rows
         ],
-        [each.status for each in rows if each.status != SKIPPED],
+        [line.status for line in rows if line.status != SKIPPED],
     )
+
+
+def notes(measured: Sequence[Measured], dimensions: Dimensions) -> Iterator[str]:
+    """Yield what the audio was, and why numbers may be off."""
+    contradictions = ((contradiction(row), row.position.job) for row in measured)
+    ratio, worst = max(contradictions, default=(0.0, ""))
+    if ratio > CONTRADICTION:
+        yield (
+            f"{worst}: RTF is {ratio:.0f} times the profiled one and contradicts it: calls were timed before the "
+            "model was warm (give a larger --max-seconds), beside load, or outside of operators"
+        )
+    if dimensions.example_audio:
+        yield f"audio: {dimensions.example_audio}, cut or looped"
+    else:
+        yield "audio: noise; for a model whose path depends on what is said (a beam search), give example_audio"
+    busy = sum(bool(row.cell.busy) for row in measured)
+    if busy:
+        yield f"{text.count(busy, 'cell')} ran beside other load: times are too long"
+    fewest = min((row.n for row in measured), default=0)
+    if 0 < fewest < 100:
+        yield f"p99 of fewer than 100 calls is close to the slowest of them; here there are {fewest} or more"
 
 
 SLICE = slice_of(TOOL, TITLE, answer)

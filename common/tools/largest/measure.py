@@ -33,7 +33,7 @@ from rnnt_bench.tools.largest.search import Try
 def run(job: JobSpec) -> Iterator[JobLine]:
     """Yield the records of a pass of a loss ("correctness", "probe" or "judge"), or of steps of a
     model."""
-    given = job.given
+    given = job.request
     if "model" in given:
         yield from model.run(job)
         return

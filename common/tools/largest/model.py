@@ -34,7 +34,7 @@ def run(job: JobSpec) -> Iterator[JobLine]:
 
     The steps are those of all buckets of the job, in random order.  Raises OutOfMemory, and
     UserError, which names the bucket, for a model that cannot be made, or refuses a batch."""
-    settings, given = job.settings, job.given
+    settings, given = job.settings, job.request
     device = set_up_torch(settings)
     yield environment(settings, device)
     own = imported(given["model"])

@@ -15,7 +15,7 @@ from rnnt_bench.records.schema import as_written
 from rnnt_bench.setup import interpreters
 from rnnt_bench.tools import commands
 from rnnt_bench.tools.pipelines.datasets import READERS, examples
-from rnnt_bench.tools.pipelines.rows import TOOL, General, Pipeline, answer, configured
+from rnnt_bench.tools.pipelines.rows import TOOL, General, Pipeline, Request, answer, configured
 
 DESCRIPTION = """Measure what an utterance costs in a speech system or cascade: time, peak memory and operations.
 
@@ -108,14 +108,13 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
 
 def planned(config: Pipeline) -> list[job.Task]:
     """Return a task for each stage of each example."""
-    data = as_written(config)
     tasks = []
     for n, name in enumerate(config.examples):
         for index, stage in enumerate(config.stages):
             task = job.Task(
                 config.job(name, stage),
                 TOOL,
-                {"config": data, "example": n, "stage": index},
+                as_written(Request(config, n, index)),
                 python=Path(stage.python) if stage.python else None,
                 takes=f"{n}-{index - 1}.pt" if index else None,
                 leaves=f"{n}-{index}.pt" if stage is not config.stages[-1] else None,

@@ -27,31 +27,30 @@ from rnnt_bench.tools import loading
 from rnnt_bench.tools.inference import measure, recognisers
 from rnnt_bench.tools.inference.outputs import check_numbers
 from rnnt_bench.tools.pipelines.datasets import Tokens, examples
-from rnnt_bench.tools.pipelines.rows import Costs, Pipeline, Stage
+from rnnt_bench.tools.pipelines.rows import Costs, Pipeline, Request, Stage
 
 
 def run(job: JobSpec) -> Iterator[Any]:
     """Yield the records of a stage.  Raises UserError, NotRunnable, and whatever the stage
     raises."""
     settings = job.settings
-    config = msgspec.convert(job.given["config"], Pipeline)
-    number = job.given["stage"]
-    stage = config.stages[number]
+    request = msgspec.convert(job.request, Request)
+    stage = request.config.stages[request.stage]
     device = set_up_torch(settings)
     folder = Path(job.folder)
     seconds = None
-    if number:
+    if request.stage:
         before = folder / str(job.takes)
         if not before.exists():
             raise NotRunnable("unsupported", "the stage before gave nothing")
         source = torch.load(before, map_location="cpu", weights_only=True)
     else:
-        source, seconds = _loaded(config, job.given["example"], settings.seed)
+        source, seconds = _loaded(request.config, request.example, settings.seed)
     yield environment(settings, device)
     torch.manual_seed(settings.seed)
     if stage.builder:
         source = loading.imported(stage.builder)(source)
-    elif not number:
+    elif not request.stage:
         source = source["src_tokens"], source["src_lengths"]
     with torch.no_grad():
         model = loading.made(stage.factory, loading.imported(stage.factory), stage.arguments)

@@ -94,6 +94,14 @@ class Pipeline(Struct, kw_only=True):
         return f"{example} {stage.name}"
 
 
+class Request(Struct):
+    """What a job is given: the numbers of the example and the stage that it measures."""
+
+    config: Pipeline
+    example: int
+    stage: int
+
+
 class Costs(Struct, kw_only=True):
     """The costs of a stage on an example.
 
@@ -118,14 +126,14 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
     values = configuration.read(path)
     numbered = [key for key in values if re.fullmatch(r"stage\d+", key)]
     names = [f"stage{number}" for number in range(1, 1 + len(numbered))]  # without a gap
-    for key, given in values.items():
+    for key, content in values.items():
         if key not in ("general", *names):
             gap = "; stages are numbered from 1, without a gap" if key.startswith("stage") else ""
             raise UserError(
                 f"{path}: unknown key {text.shown(key)}{gap or text.closest(key, ['general', *names])}"
             )
-        if not isinstance(given, dict) and (key != "general" or given):
-            raise UserError(f"{path}: {key}: give keys and values, not {text.shown(given)}")
+        if not isinstance(content, dict) and (key != "general" or content):
+            raise UserError(f"{path}: {key}: give keys and values, not {text.shown(content)}")
     if not names:
         raise UserError(f"{path}: has no stage1; a system that is end to end has one stage")
     of_stages = {*Stage.__struct_fields__} - {"name"}
@@ -140,7 +148,8 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
         )
     if general.dataset_path is not None:
         general.dataset_path = str(configuration.located(general.dataset_path, path))
-    below, above = ({key: of[key] for key in of if key in of_stages} for of in (shared, quick))
+    below = {key: value for key, value in shared.items() if key in of_stages}
+    above = {key: value for key, value in quick.items() if key in of_stages}
     stages: list[Stage] = []
     for key in names:
         stage = configuration.converted(
@@ -191,21 +200,21 @@ class Part(Struct, kw_only=True):
 
 def part(stage: str, costs: list[Costs], seconds: float, failed: int) -> Part:
     """Return a stage.  seconds: of all audio of `costs`."""
-    times = [median(each.wall_ns) / 1e9 for each in costs]
-    memory = [each.memory_bytes for each in costs if each.memory_bytes is not None]
-    process = [each.process_bytes for each in costs if each.process_bytes is not None]
+    times = [median(cost.wall_ns) / 1e9 for cost in costs]
+    memory = [cost.memory_bytes for cost in costs if cost.memory_bytes is not None]
+    process = [cost.process_bytes for cost in costs if cost.process_bytes is not None]
     return Part(
         stage=stage,
         failed=failed,
-        not_counted=sorted({name for each in costs for name in each.not_counted}),
+        not_counted=sorted({name for cost in costs for name in cost.not_counted}),
         run_time_s=_mean(times),
         rtf=sum(times) / seconds if seconds else None,
         memory_bytes=_mean(memory),
         most_memory_bytes=max(memory, default=None),
         process_bytes=_mean(process),
         most_process_bytes=max(process, default=None),
-        macs=_mean([each.macs for each in costs]),
-        flops=_mean([each.flops for each in costs]),
+        macs=_mean([cost.macs for cost in costs]),
+        flops=_mean([cost.flops for cost in costs]),
     )
 
 
@@ -220,12 +229,12 @@ ALL = "all (memory: largest)"
 def whole(parts: list[Part]) -> Part:
     """Return stages that run one after the other as one."""
     numbers: dict[str, float | None] = {}
-    for key in (each.key for each in NUMBERS):
-        known = [getattr(each, key) for each in parts]
-        numbers[key] = None if None in known else (sum if key in ADDED else max)(known)
-    not_counted = sorted({name for each in parts for name in each.not_counted})
+    for key in (number.key for number in NUMBERS):
+        of_parts = [getattr(part, key) for part in parts]
+        numbers[key] = None if None in of_parts else (sum if key in ADDED else max)(of_parts)
+    not_counted = sorted({name for part in parts for name in part.not_counted})
     return Part(
-        stage="all", failed=sum(each.failed for each in parts), not_counted=not_counted, **numbers
+        stage="all", failed=sum(part.failed for part in parts), not_counted=not_counted, **numbers
     )
 
 
@@ -236,17 +245,17 @@ def answer(kept: Kept) -> Answer:
     well: list[list[Costs]] = []
     failed: list[int] = []  # the number of the stage that failed, of each example that did
     for example in config.examples:
-        jobs = [kept.job(config.job(example, each)) for each in config.stages]
-        stage, end = next(
+        jobs = [kept.job(config.job(example, stage)) for stage in config.stages]
+        number, end = next(
             ((n, job) for n, job in enumerate(jobs) if job.status != "ok"), (0, jobs[0])
         )
         result.statuses.append(end.status)
         if end.status == "ok":
             well.append([job.of(Costs)[0] for job in jobs])
         elif end.status not in UNFAILED:
-            failed.append(stage)
+            failed.append(number)
         if end.reason:
-            result.failures.append(f"{example}: {names[stage]}: {end.status}: {end.reason}")
+            result.failures.append(f"{example}: {names[number]}: {end.status}: {end.reason}")
     seconds = sum(costs[0].seconds or 0 for costs in well)
     every = [
         part(name, [costs[index] for costs in well], seconds, failed.count(index))
@@ -254,39 +263,42 @@ def answer(kept: Kept) -> Answer:
     ]
     every += [whole(every)] if len(every) > 1 else []
     total = every[-1]
-    busy = sum(any(each.busy for each in costs) for costs in well)
+    busy = sum(any(cost.busy for cost in costs) for costs in well)
     if total.run_time_s is not None and total.memory_bytes is not None:
         largest = " of the largest stage" if len(every) > 1 else ""
         memory = text.number(total.memory_bytes / text.MB)
         amounts = f"memory{largest} {memory} MB, {text.quantity(total.flops, 'FLOPs')}"
-        of = f"an utterance (mean of {text.count(len(well), 'example')})"
+        mean = f"an utterance (mean of {text.count(len(well), 'example')})"
         load = f" (beside other load in {text.count(busy, 'example')})" if busy else ""
-        result.total.append(f"run time {text.number(total.run_time_s)} s{load}, {amounts} {of}")
-    told = {
-        "run time, MACs and FLOPs of stages add up; memory is the largest of a stage": len(every)
-        > 1,
-        **dict.fromkeys(kept.machine, True),
-        f"{len(failed)} of {len(config.examples)} examples failed: means are of the others alone": failed
-        and well,
-        f"{text.count(busy, 'example')} ran beside other load: times are too long": busy,
-        f"not counted in FLOPs: {', '.join(total.not_counted)}": total.not_counted,
-    }
-    result.lines += [words for words, holds in told.items() if holds]
-    of = "" if len(well) == len(config.examples) else f" of {len(config.examples)}"
+        result.total.append(f"run time {text.number(total.run_time_s)} s{load}, {amounts} {mean}")
+    if len(every) > 1:
+        result.lines.append(
+            "run time, MACs and FLOPs of stages add up; memory is the largest of a stage"
+        )
+    result.lines += kept.machine
+    if failed and well:
+        words = f"{len(failed)} of {len(config.examples)} examples failed"
+        result.lines.append(f"{words}: means are of the others alone")
+    if busy:
+        words = f"{text.count(busy, 'example')} ran beside other load"
+        result.lines.append(f"{words}: times are too long")
+    if total.not_counted:
+        result.lines.append(f"not counted in FLOPs: {', '.join(total.not_counted)}")
+    rest = "" if len(well) == len(config.examples) else f" of {len(config.examples)}"
     table = [
         {
-            "stage": Cell(each.stage if len(names) == 1 or each is not total else ALL),
-            "examples": Cell(f"{len(well)}{of}", len(well)),
-            **cells(NUMBERS, each),
-            "status": Cell(f"{each.failed} failed" if each.failed else ""),
+            "stage": Cell(line.stage if len(names) == 1 or line is not total else ALL),
+            "examples": Cell(f"{len(well)}{rest}", len(well)),
+            **cells(NUMBERS, line),
+            "status": Cell(f"{line.failed} failed" if line.failed else ""),
         }
-        for each in every
+        for line in every
     ]
     result.tables.append(tabulated("stages", "An utterance, stage by stage", filled(table)))
     counts = {"examples": len(well), "of": len(config.examples), "busy": busy}
-    for each in every:
-        row = {"stage": each.stage, **counts, **values(NUMBERS, each)}
-        result.rows.append({**row, "not_counted": each.not_counted, "failed": each.failed})
+    for line in every:
+        row = {"stage": line.stage, **counts, **values(NUMBERS, line)}
+        result.rows.append({**row, "not_counted": line.not_counted, "failed": line.failed})
     return result
 
 

@@ -34,7 +34,7 @@ EXAMPLES = """examples:
 
 Exit code: 0; 1 if the batch does not fit; 2 for bad usage, or if a step fails."""
 #: By kind of device: values of flags that are not given.
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, dict[str, int]] = {
     "cuda": {"batch_size": 30, "max_frames": 30000, "steps": 20, "warmup": 5, "trace_steps": 2},
     "cpu": {"batch_size": 1, "max_frames": 2000, "steps": 5, "warmup": 1, "trace_steps": 2},
 }
@@ -167,7 +167,7 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     # else large tensors would be mapped anew in each step
     reuse = settings.REUSE_VARIABLES if resolved.allocator == "reuse" else {}
     name = f"{key.replace('_', '-')} {size[key]}"
-    tasks = [job.Task(name, TOOL, {"choice": as_written(choice)}, environment=reuse)]
+    tasks = [job.Task(name, TOOL, as_written(choice), environment=reuse)]
     config = Profile(choice=choice, sizes={name: size})
     return commands.measured(
         TOOL, resolved.suffix, config, tasks, resolved, arguments, answer, executor

@@ -61,7 +61,7 @@ def run(job: JobSpec) -> Iterator[Any]:
     settings = job.settings
     folder = Path(job.folder) / job.job.replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
-    profiling = Profiling(msgspec.convert(job.given["choice"], rows.Choice), settings)
+    profiling = Profiling(msgspec.convert(job.request, rows.Choice), settings)
     yield msgspec.structs.replace(
         environment(settings, profiling.device),
         shape_file=settings.shape_file,

@@ -56,7 +56,7 @@ class Profile(Struct, kw_only=True):
     """A run.  sizes: settings of each batch size, by its name "batch-size 4"."""
 
     choice: Choice
-    sizes: dict[str, dict[str, Any]]
+    sizes: dict[str, dict[str, int | bool]]
 
 
 class Batch(Struct, kw_only=True):
@@ -218,13 +218,13 @@ def parts_of(measured: Measured) -> list[Part]:
         labels[chain[-1]][phase].own_ms += ms
     other.own_ms = other.ms
     parts = [*(part for phases in labels.values() for part in phases.values()), other, step]
-    memory = {each.name: each for each in measured.memory}
+    memory_of = {memory.name: memory for memory in measured.memory}
     for part in parts:
         part.share = part.ms / step.ms
         part.ms_per_call = part.ms * steps / part.calls if part.calls else None
         part.device_ms = part.ms if cuda else None
         part.flops_per_second = part.flops / part.ms * 1e3 if part.ms > 0 else None
-        held = memory.get("" if part is step else part.name)
+        held = memory_of.get("" if part is step else part.name)
         if held:
             part.peak_mb = held.peak / text.MB
             part.rise_mb = held.rise / text.MB
@@ -236,13 +236,12 @@ def lines(choice: Choice, measured: Measured, parts: list[Part]) -> list[str]:
     """Return the lines below a table: the model, the batch, the labels' cost, and reasons not to
     trust the numbers."""
     batches = measured.batches
-    few, most = min(each.frames for each in batches), max(each.frames for each in batches)
-    size = f"batches: {len(batches)}, of {few} to {most} frames"
+    frames = [batch.frames for batch in batches]
+    size = f"batches: {len(batches)}, of {min(frames)} to {max(frames)} frames"
     if len(batches) == 1:
-        (of,) = batches
-        size = (
-            f"batch: {of.N} utterances, {most} frames (longest {of.frames_max}), {of.tokens} tokens"
-        )
+        (batch,) = batches
+        lengths = f"{batch.frames} frames (longest {batch.frames_max}), {batch.tokens} tokens"
+        size = f"batch: {batch.N} utterances, {lengths}"
     options = (
         ", ".join(name for name in ("dropout", "amp", "optimizer") if getattr(choice, name))
         or "no dropout"
@@ -259,20 +258,22 @@ def lines(choice: Choice, measured: Measured, parts: list[Part]) -> list[str]:
     model = choice.model or (
         "icefall's Conformer transducer" if choice.config else "Conformer transducer"
     )
-    parts_of_model = ", ".join(
-        f"{name} {each:,}" for name, each in measured.parameters.items() if name != "model"
-    )
-    told = {
-        f"{choice.loss}, {model}, {measured.parameters['model']} parameters": True,
-        f"parameters by part: {parts_of_model}": parts_of_model,
-        f"{size}; {count} steps with labels and {count} without, in turn; {options}": True,
-        f"step without labels: {text.number(bare)} ms; the labels' own cost: {cost}": True,
-        f"not counted in FLOPs: {', '.join(measured.not_counted)}": measured.not_counted,
-        f"the steps ran beside other load, which took {text.percent(measured.foreign_cpu)} of the CPUs: their times "
-        "are too long; profile again when the machine is quiet": measured.flags,
-        verdict(parts, bool(measured.flags)): True,
-    }
-    return [words for words, holds in told.items() if holds]
+    numbers = measured.parameters.items()
+    by_part = [f"{name} {number:,}" for name, number in numbers if name != "model"]
+    result = [f"{choice.loss}, {model}, {measured.parameters['model']} parameters"]
+    if by_part:
+        result.append(f"parameters by part: {', '.join(by_part)}")
+    result.append(f"{size}; {count} steps with labels and {count} without, in turn; {options}")
+    result.append(f"step without labels: {text.number(bare)} ms; the labels' own cost: {cost}")
+    if measured.not_counted:
+        result.append(f"not counted in FLOPs: {', '.join(measured.not_counted)}")
+    if measured.flags:
+        load = text.percent(measured.foreign_cpu)
+        result.append(
+            f"the steps ran beside other load, which took {load} of the CPUs: their times are too long; profile again "
+            "when the machine is quiet"
+        )
+    return [*result, verdict(parts, bool(measured.flags))]
 
 
 def verdict(parts: list[Part], busy: bool) -> str:
@@ -284,13 +285,17 @@ def verdict(parts: list[Part], busy: bool) -> str:
         name: [shares.pop(label) for label in labels if label in shares]
         for name, labels in OWN_PARTS.items()
     }
-    *names, last = [name for name, known in share_of.items() if known] or [""]
+    *names, last = [name for name, own in share_of.items() if own] or [""]
     words = " and ".join(filter(None, [", ".join(names), last]))
-    told = [f"{words}: {text.percent(sum(map(sum, share_of.values())))} of a step"] if words else []
+    answers = []
+    if words:
+        answers.append(f"{words}: {text.percent(sum(map(sum, share_of.values())))} of a step")
     if shares:
         largest = max(shares, key=lambda label: shares[label])
-        told.append(f"{largest}: {text.percent(shares[largest])}")
-    return "VERDICT: " + "; ".join([*told, *(["measured beside other load"] if busy else [])])
+        answers.append(f"{largest}: {text.percent(shares[largest])}")
+    if busy:
+        answers.append("measured beside other load")
+    return f"VERDICT: {'; '.join(answers)}"
 
 
 def answer(kept: Kept) -> Answer:
