@@ -50,7 +50,7 @@ gpu)
 cpu)
     device=cpu full=(--preset quick --num-batches 1) batch=(--batch-size 2 --rounds 1 --max-seconds 0.2)
     frames=(--sort-utterance true --max-frames 500 --rounds 1 --max-seconds 0.2) first=torchaudio,fused
-    cases=(--cases many-targets) largest=(--preset quick --memory-limit 50MB --largest-cap 4) vocabularies=10,20
+    cases=(--cases many-targets) largest=(--preset quick --memory-limit 200MB --largest-cap 4) vocabularies=10,20
     profile=(--preset quick) inference=(--preset quick) tests='half_precision'
     ;;
 *) usage ;;
@@ -104,9 +104,11 @@ builds() {
     done
 }
 if [ -n "$list" ]; then builds; else builds & fi
-step corners-first 180 "$python" rnnt-bench check "${exact[@]}" --device "$device" "${cases[@]}" --output "$folder/corners-first"
+step corners-first 180 "$python" rnnt-bench check "${exact[@]}" --device "$device" "${cases[@]}" --output "$folder/corners-first" \
+    --log-dir "$folder/corners-first"
 wait
-step corners 300 "$python" rnnt-bench check "${rows[@]}" --device "$device" "${cases[@]}" --output "$folder/corners"
+step corners 300 "$python" rnnt-bench check "${rows[@]}" --device "$device" "${cases[@]}" --output "$folder/corners" \
+    --log-dir "$folder/corners"
 # 3. Time and memory.
 step batch-30 300 "${bench[@]}" "${rows[@]}" "${batch[@]}" --passes correctness,timing,memory --log-dir "$folder/batch-30"
 step max-frames 240 "${bench[@]}" "${rows[@]}" "${frames[@]}" --passes correctness,timing,memory --log-dir "$folder/max-frames"
