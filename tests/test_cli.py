@@ -182,6 +182,7 @@ BAD_INPUTS = [
     (f"{MEASURE} --durations 0,1", "--durations only applies tdt"),
     (f"{MEASURE} --prune-range 3", "--prune-range only applies pruned"),
     (f"{MEASURE} --sweep sigma=0.1,0.2", "--sigma only applies tdt"),
+    ("benchmark_all.py --ray-address a:1", "--ray-address only applies with --executor ray"),
     ("rnnt-bench largest --buckets 3", "--buckets only applies with --model"),
     ("rnnt-bench largest --model icefall --vocab-size 9", "--vocab-size icefall"),
     (f"{MEASURE} --log-dir=", "must not be empty"),

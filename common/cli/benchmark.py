@@ -44,6 +44,8 @@ def main(arguments: Namespace) -> int:
     names = parser.chosen(arguments)
     if arguments.executor == "ray":
         return on_cluster(arguments)
+    if arguments.ray_address != "auto":
+        raise UserError("--ray-address only applies with --executor ray: add that, or remove it")
     return benchmark(names, arguments, arguments.loss)
 
 
