@@ -19,6 +19,7 @@ from rnnt_bench.core.implementations import KINDS, with_variants
 from rnnt_bench.core.questions import BY_NAME, TABLE
 from rnnt_bench.losses import oracle, topologies
 
+import right_losses
 from commands import ROOT, run
 from fixtures_model_runs import made, write_check
 
@@ -181,34 +182,38 @@ def Beyond(limit, **attributes):
     return by(lambda right, x: right(x) * (1.01 if x.size(1) > T or x.size(2) > U + 1 else 1), **attributes)
 
 
+def slightly_off(*dtypes):
+    return by(lambda right, x: biased(right(x), 1.0001 if x.dtype in dtypes else 1))
+
+
 #: By name: the loss, and by the case that catches it its words, or another result and words.
 WRONG = {
     "KeepsLengths": (keeps("logit_lengths"), {"in-flight": "loss ", "in-flight-frozen-joiner": "loss "}),
     "KeepsLongTargets": (keeps("targets", 200), {"in-flight": FINE, "in-flight-at-size": "loss "}),
-    "SharedBuffer": (by(lambda right, x: Shared.apply(x, right)), {"ragged": FINE, "in-flight": "gradient off"}),
+    "SharedBuffer": (by(lambda right, x: Shared.apply(x, right)), {"ragged": FINE, "in-flight": "the gradient"}),
     "ReadsPadding": (by(lambda right, x: right(x) + 1e-6 * x[:, -1].abs().sum()), {"garbage": "loss "}),
     "Off": (by(lambda right, x: right(x) * 1.001), {"ragged": "loss ", "one-frame": "loss "}),
     "LastBlankOff": (by(lambda right, x: right(x) * 1.001, topology="modified-last-blank"), {"many-targets": "loss "}),
     "GradientOff": (
         by(lambda right, x: biased(right(x), 1.01)),
         {
-            "ragged": "gradient off by 1.0e-02",
-            "V-5000": "gradient off",
+            "ragged": "the gradient is 1.01 times",
+            "V-5000": "the gradient is 1.01 times",
         },
     ),
     "ScalesInPlace": (
         saved(lambda ctx, upstream: ctx.gradient.mul_(upstream)),
-        {"second-backward": "second gradient off", "upstream": FINE},
+        {"second-backward": "in the second backward: ", "upstream": FINE},
     ),
     "ForgetsUpstream": (
         saved(lambda ctx, upstream: ctx.gradient.clone()),
-        {"upstream-negative": "gradient off", "upstream": "gradient off"},
+        {"upstream-negative": "is -0.5 times", "upstream": "the gradient"},
     ),
     "PaddingTrains": (
         by(lambda right, x: right(x) + nothing(x.square().sum() * 1e-4)),
         {
             "padding-gradient": "gradient in the padding up to",
-            "slack": "gradient in the padding",
+            "slack": "the gradient is not: at utterance",
         },
     ),
     "NoTarget": (
@@ -267,7 +272,7 @@ WRONG = {
         {"int64": "loss ", "int32": FINE},
     ),
     "Flaky": (by(lambda right, x: right(x) * (1 + 1e-6 * (next(CALLS) % 2))), {"deterministic": "repeats differ"}),
-    "Overflows": (by(lambda right, x: right(x.exp().log())), {"logits-1e4": "loss ", "minus-inf": "gradient nan"}),
+    "Overflows": (by(lambda right, x: right(x.exp().log())), {"logits-1e4": "loss ", "minus-inf": "nan, expected"}),
     "FullOfNan": (by(lambda right, x: right(x) + 0 * x.sum()), {"nan-padding": "loss nan"}),
     "AlwaysTrains": (
         by(lambda right, x: right(x) + torch.zeros((), requires_grad=True)),
@@ -278,7 +283,7 @@ WRONG = {
     "FiniteWithoutPath": (by(lambda right, x: right(x).clamp(max=1e30)), {"impossible-target": "loss 1e+30"}),
     "OneArc": (
         wrong(lambda self, right, x, given: right(hooked(x, functools.partial(halved, given)))),
-        {"blank-target": "gradient off"},
+        {"blank-target": "the gradient"},
     ),
     # a sum that starts at -1000
     "Floored": (by(lambda right, x: right(x).clamp(max=1000.0)), {"nats-1000": "loss 1000", "nats-10000": "loss 1000"}),
@@ -296,7 +301,10 @@ WRONG = {
         by(lambda right, x: right(x) + 1e-3 * nothing(x[:, 0, -1].sum()), topology="modified"),
         {"unmet-cells": "gradient up to"},
     ),
-    "LosesDigits": (by(lambda right, x: biased(right(x), 1.01 if x.size(1) > 300 else 1)), {"long": "gradient off"}),
+    "LosesDigits": (
+        by(lambda right, x: biased(right(x), 1.01 if x.size(1) > 300 else 1)),
+        {"long": "the gradient is 1.01 times"},
+    ),
     "NoBfloat16": (
         by(lambda right, x: right(x) * (0.5 if x.dtype == torch.bfloat16 else 1), **SIMULATED),
         {"float16": FINE, "bfloat16": (NOT_ASKED, "no bfloat16")},
@@ -313,7 +321,17 @@ WRONG = {
     ),
     **{f"Beyond{limit}": (Beyond(limit), {case: "loss "}) for limit, case in BLOCKS.items()},
     # in an interpreter it would take hours; one compiled for the CPU is asked as all others are
-    "Looping": (Beyond((300, 128), python_loops=("cpu",)), {"in-flight-at-size": (NOT_ASKED, "minutes")}),
+    "Looping": (
+        Beyond((300, 128), python_loops=("cpu",)),
+        {"in-flight-at-size": (NOT_ASKED, "minutes"), "targets-129": "loss ", "long": "loss "},
+    ),
+    # as a run has it
+    "LittleOffInFloat32": (slightly_off(torch.float32), {"ragged": (PASS, "imprecise: ")}),
+    "CumulativeSums": (
+        wrong(lambda self, right, x, given: right_losses.cumulative_sums(x, *vars(given).values()).sum()),
+        {"ragged": FINE, "in-flight-at-size": (PASS, "imprecise: ")},
+    ),
+    "LittleOff": (slightly_off(torch.float32, torch.float64), {"ragged": "the gradient is 1.0001"}),
     "Interpreted": (Beyond((512, 1024), **SIMULATED), {"frames-513": (NOT_ASKED, "hours")}),
     "Compiled": (
         Beyond((512, 1024), **SIMULATED, simulator_compiled=True),
@@ -333,7 +351,7 @@ def test_a_wrong_loss_is_caught_by_its_case(name, case):
 def test_nan_in_the_gradient_of_an_infinite_loss_passes_and_is_marked():
     for kind in (Reference, NanWithoutPath):
         outcome = outcome_of(kind, "impossible-target")
-        marked = "| \u2713\\* |" in show.page(made(**{"impossible-target": outcome}))
+        marked = "| \u2713\\* |" in show.page(made(**{"impossible-target": outcome}), {})
         assert outcome.result == PASS and marked == (kind is NanWithoutPath)
 
 
@@ -456,7 +474,7 @@ def test_findings_are_ordered_and_only_what_is_one():
     assert list(lines) == [show.FINDINGS[result] for result in (DIFFERS, CRASHES, REFUSES)]
     (line,) = lines[show.FINDINGS[DIFFERS]]
     assert line.startswith("target = V: ") and line.endswith(": a (answers 3)")
-    text = show.page(matrix)
+    text = show.page(matrix, {})
     assert "| U = 0 | ! |" in text and "ragged batch" not in text and "pip install &lt;gone" in text
     assert text.index("### Wrong") < text.index("### Ends") < text.index("### Refuses")
 
@@ -516,7 +534,22 @@ def test_the_command_judges_writes_and_prints_the_matrix(tmp_path):
     results = {name: of["results"] for name, of in json.loads(corners).items()}
     assert results == {"torchaudio": {"target-too-large": "differs"}, "reference": {}}
     assert len({of["day"] for of in json.loads(corners).values()}) == 1 and json.loads(corners)["torchaudio"]["version"]
+    assert "Judged earlier" not in page
     assert "target = V" in run("rnnt-bench", "summarize", tmp_path / "log").stdout
+
+
+def test_what_a_run_does_not_judge_keeps_its_corners_and_their_day(tmp_path):
+    earlier = {"flash": {"version": "2.1", "day": "2020-02-03", "results": {"V-2": "differs", "gone": "differs"}}}
+    (tmp_path / show.CORNERS).write_text(json.dumps(earlier))
+    flags = ("--only", "reference", "--cases", "ragged", "--quiet", "--log-dir", tmp_path / "log", "--output", tmp_path)
+    assert run("rnnt-bench", "check", *flags).returncode == 0
+    corners = json.loads((tmp_path / show.CORNERS).read_text())
+    assert corners["flash"] == earlier["flash"] and corners["reference"]["day"] > "2020-02-03"
+    page = (tmp_path / show.PAGE).read_text()
+    assert page.index("## Judged earlier") < page.index("flash 2.1, 2020-02-03: \u2717 V = 2\n")
+    (tmp_path / show.CORNERS).write_text("[]")
+    refused = run("rnnt-bench", "check", *flags)
+    assert refused.returncode == 2 and str(tmp_path / show.CORNERS) in refused.stderr
 
 
 def test_the_unchanged_template_is_right_in_every_case(tmp_path):

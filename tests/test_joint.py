@@ -54,7 +54,7 @@ def test_each_of_its_gradients_is_judged(monkeypatch, name):
     right, _ = judged(context)
     assert right.ok and right.grad_error < 1e-4 and right.at_size.grad_error < 1e-4
     monkeypatch.setitem(own_joint.FACTORS, name, 1.001)  # off by a thousandth
-    checked = correctness.check(context.adapter, context.device, torch.float32)
+    checked = correctness.check(context.adapter, context.device)
     assert f"gradient of {name}".replace("weight", "output.weight").replace("bias", "output.bias") in checked.wrong
     assert checked.slope[0] == pytest.approx(1e-3, rel=0.1)
     monkeypatch.setitem(own_joint.FACTORS, name, 1.01)
@@ -75,7 +75,7 @@ def test_a_gradient_that_is_missing_where_another_is_not_wanted_is_refused(froze
         return right({name: leaf if wanted else leaf.detach() + 0 * leaf for name, leaf in tensors.items()}, prepared)
 
     monkeypatch.setattr(adapter, "loss_of", stops)
-    assert "frozen" in correctness.check(adapter, torch.device("cpu"), torch.float32).wrong
+    assert "frozen" in correctness.check(adapter, torch.device("cpu")).wrong
 
 
 @pytest.mark.parametrize("name", ["encoder_out", "weight"])

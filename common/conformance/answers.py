@@ -7,7 +7,7 @@ right one.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from rnnt_bench.conformance.outcomes import DIFFERS, NAN_GRADIENT, PASS, Outcome
+from rnnt_bench.conformance.outcomes import DIFFERS, IMPRECISE, NAN_GRADIENT, PASS, Outcome
 from rnnt_bench.core import text
-from rnnt_bench.core.questions import AT_SIZE, Question
-from rnnt_bench.losses import inputs, judge, layouts, questions
+from rnnt_bench.core.questions import Question
+from rnnt_bench.losses import inputs, judge, layouts, questions, words
 from rnnt_bench.losses.adapter import Adapter
 from rnnt_bench.losses.inputs import Joiner
 from rnnt_bench.losses.judge import Answer, Factors
@@ -29,7 +29,7 @@ Run = Callable[[list[LossStep], Factors], list[torch.Tensor]]
 
 
 class Refused(Exception):
-    """The loss raised an error and gave no answer; `stage` is "" or "in backward"."""
+    """Tells that the loss raised an error and gave no answer; `stage` is "" or "in backward"."""
 
     def __init__(self, error: BaseException, stage: str = ""):
         self.reason = message(error)
@@ -37,11 +37,11 @@ class Refused(Exception):
 
 
 class NotAsked(Exception):
-    """The case does not apply to this adapter here; the message says why."""
+    """Tells that the case does not apply to this adapter here; the message says why."""
 
 
 class ContextLost(Exception):
-    """An error of the loss left the CUDA context unusable; the message is that of the error."""
+    """Tells that an error of the loss left the CUDA context unusable; its message."""
 
 
 def context_lost(device: torch.device) -> bool:
@@ -92,7 +92,7 @@ def attempt(run: Run, steps: list[LossStep], factors: Factors) -> list[torch.Ten
 
 @dataclass
 class Examination:
-    """A question to an adapter on a device."""
+    """Ask an adapter a question on a device."""
 
     adapter: Adapter
     device: torch.device
@@ -108,16 +108,12 @@ class Examination:
         batch."""
         return self.adapter.simulated and not self.adapter.simulator_compiled
 
-    @property
-    def dtype(self) -> str:
-        return self.question.dtype or "float32"
-
     def must_apply(self) -> None:
         """Raise NotAsked for what the adapter does not have."""
         adapter, question = self.adapter, self.question
         if self.interpreted and question.slow:
             raise NotAsked("not in a simulator, which would take hours")
-        if self.device.type in adapter.python_loops and question.shapes == AT_SIZE:
+        if questions.takes_minutes(adapter, self.device, question):
             raise NotAsked(
                 f"Python loops over its cells on this {self.device.type}, which would take minutes"
             )
@@ -139,13 +135,17 @@ class Examination:
         ):
             raise NotAsked("its layout has no padding")
 
+    @property
+    def scope(self) -> str:
+        """Return the first scope of the loss."""
+        return layouts.of(self.adapter).scopes[0]
+
     def ready(self) -> tuple[Adapter, Joiner, list[LossStep]]:
-        """Return the adapter as the question needs it, the joiner, and the steps of the first
-        scope."""
+        """Return the adapter as the question needs it, the joiner, and the steps of the scope."""
         self.must_apply()
-        dtype, scope = getattr(torch, self.dtype), layouts.of(self.adapter).scopes[0]
-        adapter, model, batches = questions.given(self.adapter, self.question, self.device, dtype)
-        return adapter, model, questions.steps_of(adapter, self.question, model, batches, scope)
+        adapter, model, batches = questions.made(self.adapter, self.question, self.device)
+        steps = questions.steps_of(adapter, self.question, model, batches, self.scope)
+        return adapter, model, steps
 
     def run(self) -> tuple[LossStep, torch.Tensor]:
         """Return the step after it ran, and its loss."""
@@ -153,88 +153,73 @@ class Examination:
         (loss,) = attempt(run_together, [step], questions.factors_of(self.question))
         return step, loss
 
-    def answer(self, run: Run = run_together, factors: Factors | None = None) -> Answer:
-        """Return the answer in the first scope; `run` runs the step, and `factors` are of its
-        losses."""
-        adapter, model, steps = self.ready()
-        scope, factors = (
-            layouts.of(adapter).scopes[0],
-            factors or questions.factors_of(self.question),
-        )
-        return judge.ask(
-            adapter,
-            model,
-            steps,
-            scope,
-            lambda: self.ready()[1:],
-            factors,
-            run=partial(attempt, run),
+    def answer(self, run: Run = run_together, factors: Factors = ()) -> Answer:
+        """Return the answer in the scope; `run` runs the step, and `factors` are of its losses."""
+        self.must_apply()
+        attempted = partial(attempt, run)
+        return questions.answer(
+            self.adapter, self.question, self.device, self.scope, factors, attempted
         )
 
     def right_losses(self) -> torch.Tensor:
         """Return the right losses (N,), float64."""
         adapter, model, steps = self.ready()
         factors = questions.factors_of(self.question)
-        right = judge.Right(adapter, model, layouts.of(adapter).scopes[0], steps, factors)
+        right = judge.Right(adapter, model, self.scope, steps, factors)
         right.lattices()
         return right.losses[0]
 
     def outcome(self, run: Run = run_together, has_gradient: bool = True) -> Outcome:
-        """Return the outcome in all scopes that the question is asked in: the first that is wrong,
-        else the last."""
+        """Return the outcome in all scopes that the question is asked in: the first that is wrong
+        or imprecise, else the last."""
         self.must_apply()
-        dtype, asked = getattr(torch, self.dtype), [self.question.but(may_refuse=False)]
+        attempted = partial(attempt, run)
+        asked = [self.question.but(may_refuse=False)]
         result = Outcome(PASS)
-        for _, answer in questions.answers(
-            self.adapter, self.device, dtype, asked, run=partial(attempt, run)
-        ):
-            result = compare(answer, self.adapter, self.dtype, has_gradient)
-            if result.result != PASS:
+        for _, answer in questions.answers(self.adapter, self.device, asked, run=attempted):
+            result = self.compare(answer, attempted, has_gradient)
+            if result.result != PASS or result.message:
                 break
         return result
 
+    def compare(
+        self, answer: Answer, run: Run = run_together, has_gradient: bool = True
+    ) -> Outcome:
+        """Return the outcome of an answer; `run` ran its steps.  Raises Refused where a gradient is
+        missing."""
+        if not answer.rights.isfinite().all():
+            return _without_path(answer)
+        leaves = answer.errors.leaves.values()
+        if has_gradient and any(leaf.missing for leaf in leaves):
+            error = RuntimeError("backward left the logits without a gradient")
+            raise Refused(error, "in backward")
+        verdict = questions.verdict(self.adapter, self.device, self.question, answer, run=run)
+        wrong = [line for line in verdict.wrong if has_gradient or not line.leaf]
+        message = ""
+        if wrong:
+            message = words.of_worst(self.question.shapes, answer, wrong[0], {})
+        elif verdict.imprecise is not None:
+            message = f"{IMPRECISE}{words.size(verdict.imprecise)} in float32, right in float64"
+        grad_error = answer.grad_error if has_gradient else None
+        return Outcome(DIFFERS if wrong else PASS, message, answer.loss_error, grad_error)
 
-def compare(answer: Answer, adapter: Adapter, dtype: str, has_gradient: bool = True) -> Outcome:
-    """Return the outcome of an answer.  Raises Refused where a gradient is missing."""
-    loss, right, padding = answer.losses, answer.rights, answer.errors.padding
+
+def _without_path(answer: Answer) -> Outcome:
+    """Return the outcome where an utterance has no path: its loss must be infinite; the message
+    tells the gradient."""
+    infinite = answer.losses[~answer.rights.isfinite()].isinf()
+    if not infinite.all():
+        line = f"loss {listed(answer.losses)} where its lattice has no path"
+        return Outcome(DIFFERS, f"{line}: must be infinite or refused")
+    message = "no path through its lattice: an infinite loss"
     gradients = [
-        gradient
+        gradient.reshape(-1)
         for name, gradient in answer.given.items()
         if name != "loss" and gradient is not None
     ]
-    if not right.isfinite().all():
-        return _without_path(loss, right, gradients)
-    if has_gradient and any(leaf.missing for leaf in answer.errors.leaves.values()):
-        raise Refused(RuntimeError("backward left the logits without a gradient"), "in backward")
-    grad_error = answer.grad_error if has_gradient else None
-    limits = answer.allowed(adapter, dtype)
-    is_nan = any(gradient.isnan().any() for gradient in gradients)
-    wrong = []
-    if not answer.loss_error <= limits.loss:
-        wrong.append(
-            f"loss {listed(loss)} instead of {listed(right)} (off by {size(answer.loss_error)})"
-        )
-    if grad_error is not None and not grad_error <= limits.gradient:
-        wrong.append(NAN_GRADIENT if is_nan else f"gradient off by {size(grad_error)}")
-    if padding:
-        wrong.append(f"gradient in the padding {'nan' if is_nan else size(padding)} instead of 0")
-    return Outcome(DIFFERS if wrong else PASS, "; ".join(wrong), answer.loss_error, grad_error)
-
-
-def _without_path(
-    loss: torch.Tensor, right: torch.Tensor, gradients: Sequence[torch.Tensor]
-) -> Outcome:
-    """Return the outcome where an utterance has no path: its loss must be infinite; the message
-    tells the gradient."""
-    if not torch.isinf(loss[~torch.isfinite(right)]).all():
-        return Outcome(
-            DIFFERS,
-            f"loss {listed(loss)} where its lattice has no path: must be infinite or refused",
-        )
-    message = "no path through its lattice: an infinite loss"
     if not gradients:
         return Outcome(PASS, message)
-    gradient = torch.cat([each.detach().reshape(-1) for each in gradients])
+    gradient = torch.cat(gradients)
     if gradient.isnan().any():
         return Outcome(PASS, f"{message}, {NAN_GRADIENT}")
     if gradient.isinf().any():
@@ -242,12 +227,7 @@ def _without_path(
     return Outcome(PASS, f"{message}, gradient {'not' if (gradient != 0).any() else 'all'} 0")
 
 
-def size(value: float) -> str:
-    """Return an error as text ("1.2e-03", "nan")."""
-    return "nan" if value != value else f"{value:.1e}"
-
-
 def listed(values: torch.Tensor) -> str:
     """Return numbers as text: "1.5" for one, "(1.5, 2)" for several."""
-    words = [f"{value:.6g}" for value in values.reshape(-1).tolist()]
-    return words[0] if len(words) == 1 else f"({', '.join(words)})"
+    numbers = [f"{value:.6g}" for value in values.reshape(-1).tolist()]
+    return numbers[0] if len(numbers) == 1 else f"({', '.join(numbers)})"

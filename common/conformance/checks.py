@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace as changed
 
-from rnnt_bench.conformance.answers import Examination, NotAsked, Refused, compare, listed, size
+from rnnt_bench.conformance.answers import Examination, NotAsked, Refused, listed
 from rnnt_bench.conformance.outcomes import DIFFERS, PASS, REFUSES, Outcome
 from rnnt_bench.core.implementations import ONE_SYMBOL
 from rnnt_bench.core.questions import FEW
@@ -69,7 +69,7 @@ def padding_gradient(exam: Examination) -> Outcome:
 def _zero(values: torch.Tensor, where: str) -> Outcome:
     if (values == 0).all():
         return Outcome(PASS)
-    return Outcome(DIFFERS, f"gradient{where} up to {size(values.abs().max().item())} instead of 0")
+    return Outcome(DIFFERS, f"gradient{where} up to {values.abs().max():.1e} instead of 0")
 
 
 def must_refuse(exam: Examination) -> Outcome:
@@ -117,8 +117,8 @@ def _reductions(exam: Examination, reduction: str) -> dict[str, torch.Tensor]:
             "sum over all targets of the batch": 1 / U.sum() * torch.ones_like(T),
             "sum over all frames of the batch": 1 / T.sum() * torch.ones_like(T),
         }
-    each = f"{reduction} of each loss per"
-    return {"": torch.ones_like(T), f"{each} frame": 1 / T, f"{each} target": 1 / U}
+    start = f"{reduction} of each loss per"
+    return {"": torch.ones_like(T), f"{start} frame": 1 / T, f"{start} target": 1 / U}
 
 
 def package_reduction(exam: Examination) -> Outcome:
@@ -130,7 +130,7 @@ def package_reduction(exam: Examination) -> Outcome:
             f"it has no reduction {reduction!r}, only {', '.join(exam.adapter.reductions)}"
         )
     exam = replace(exam, adapter=exam.adapter.but(reduction=reduction, repairs=False))
-    known = _reductions(exam, reduction)
+    reductions = _reductions(exam, reduction)
     outcomes: dict[str, Outcome] = {}
 
     def run(steps, _):
@@ -138,25 +138,25 @@ def package_reduction(exam: Examination) -> Outcome:
         differentiate(loss.sum(), steps)
         return [loss.detach()]
 
-    for name, weights in known.items():
+    for name, weights in reductions.items():
         answer = exam.answer(run, [weights])
         weighted = answer.of_utterances * weights
         answer.rights = weighted if reduction == "none" else weighted.sum().reshape(1)
         if answer.losses.numel() == answer.rights.numel():
-            outcomes[name] = compare(answer, exam.adapter, exam.dtype)
+            outcomes[name] = exam.compare(answer, run)
         else:
             words = f"{answer.losses.numel()} losses instead of {answer.rights.numel()}"
             outcomes[name] = Outcome(DIFFERS, words)
-    for name in known if reduction == "mean" else [""]:
+    for name in reductions if reduction == "mean" else [""]:
         if outcomes[name].result == PASS:
             return changed(outcomes[name], message=name)
 
     # no error of a loss of another shape
     errors = {
-        name: math.inf if each.loss_error is None else each.loss_error
-        for name, each in outcomes.items()
+        name: math.inf if outcome.loss_error is None else outcome.loss_error
+        for name, outcome in outcomes.items()
     }
-    name = min(known, key=errors.__getitem__)
+    name = min(reductions, key=errors.__getitem__)
     words = f"compared with the {name}" if name else ""
     message = ", ".join(
         filter(None, [outcomes[name].message or "value and gradient are another's", words])
@@ -186,9 +186,9 @@ def second_backward(exam: Examination) -> Outcome:
         if not seconds:
             raise
         return Outcome(REFUSES, f"in the second backward: {refusal.reason}")
-    return (
-        outcome if outcome.result == PASS else changed(outcome, message=f"second {outcome.message}")
-    )
+    if outcome.result == PASS:
+        return outcome
+    return changed(outcome, message=f"in the second backward: {outcome.message}")
 
 
 def unmodified(exam: Examination) -> Outcome:
@@ -213,9 +213,8 @@ def deterministic(exam: Examination) -> Outcome:
     )
     if off == spread == 0:
         return Outcome(PASS)
-    return Outcome(
-        DIFFERS, f"repeats differ: loss by {size(off)}, gradient by {size(spread)}", off, spread
-    )
+    message = f"repeats differ: loss by {off:.1e}, gradient by {spread:.1e}"
+    return Outcome(DIFFERS, message, off, spread)
 
 
 def without_gradient(exam: Examination) -> Outcome:

@@ -53,7 +53,8 @@ def parser() -> Parser:
         help="Device: auto, cpu, cuda or cuda:N. Default: auto",
     )
     written = (
-        f"Also write {show.PAGE}, and {show.CORNERS}, which the verdict reads in docs/, into DIR."
+        f"Also write {show.PAGE}, and {show.CORNERS}, which the verdict reads in docs/, into DIR; what it has there "
+        "of losses that this run does not judge is kept, with its day."
     )
     result.add_argument("--output", type=flag_types.path, metavar="DIR", help=written)
     result.add_argument(
@@ -81,8 +82,10 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
         return errors.EXIT_OK
     commands.set_quick(arguments, {"cases": QUICK})
     advice = files.another("--output", "folder")
+    before: dict[str, show.Corners] = {}
     if arguments.output:
         files.make_folder(arguments.output, advice)
+        before = show.read_corners(arguments.output)
     if arguments.loss:  # alone, unless others are named too
         others = () if arguments.only == parser().get_default("only") else arguments.only
         arguments.only = tuple(dict.fromkeys([*arguments.loss, *others]))
@@ -98,6 +101,8 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     )
     tasks = []
     for name, choice in choices.items():
+        if not choice.python:
+            continue
         row = find(name)
         given = {
             "name": name,
@@ -105,26 +110,22 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
             "script": row.script,
             "variant": row.variant,
             "cases": config.cases,
+            "timeout": arguments.timeout,
         }
-        given["timeout"] = arguments.timeout
-        if choice.python:
-            tasks.append(
-                job.Task(
-                    name,
-                    "conformance",
-                    given,
-                    python=choice.python,
-                    environment=simulator(row, device),
-                )
-            )
+        variables = simulator(row, device)
+        tasks.append(
+            job.Task(name, "conformance", given, python=choice.python, environment=variables)
+        )
     arguments.timeout = LOADING_SECONDS + len(config.cases) * arguments.timeout  # of a process
 
     def answer(run: kept.Kept) -> kept.Answer:
         matrix = show.matrix_of(run)
         if arguments.output:
-            written = json.dumps(schema.as_written(show.corners(matrix)), indent=1) + "\n"
+            judged = show.corners(matrix)
+            earlier = {name: entry for name, entry in before.items() if name not in judged}
+            written = json.dumps(schema.as_written({**judged, **earlier}), indent=1) + "\n"
             pages = (
-                (arguments.output / show.PAGE, show.page(matrix)),
+                (arguments.output / show.PAGE, show.page(matrix, earlier)),
                 (arguments.output / show.CORNERS, written),
             )
             files.write_whole(advice, *pages)

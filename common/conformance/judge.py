@@ -9,13 +9,12 @@ it, so there each fork loads it.
 
 from __future__ import annotations
 
-import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 from rnnt_bench.conformance.outcomes import (
@@ -117,60 +116,49 @@ def run(job: JobSpec) -> Iterator[Measured]:
 def _examine(row: Row, names: Sequence[str], loaded: Callable[[], Any], timeout: float) -> None:
     """Judge cases in a fork, until one ends it, and add the outcomes to the row.  Raises
     NotRunnable."""
-    receiver, sender = Pipe(duplex=False)
-    kills, parent, child = memory.oom_kills(), os.getpid(), os.fork()
-    if not child:
-        code = 1
+
+    def work(pipe: Connection) -> None:
         try:
-            processes.die_with_parent(parent)  # a fork does not inherit this
             adapter, device, described = loaded()
-            sender.send(described)
-            for name in names:
-                sender.send(name)
-                outcome = judge(BY_NAME[name], adapter, device)
-                sender.send(outcome)
-                if outcome.result == CRASHES:  # only another process gets another CUDA context
-                    break
-            code = 0
         except errors.NotRunnable as error:
-            sender.send((error.status, str(error)))
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    sender.close()
-    case, late = "", True
-    refused: tuple[str, ...] = ()
-    while receiver.poll(timeout if case else LOADING_SECONDS):
+            pipe.send((error.status, str(error)))
+            return
+        pipe.send(described)
+        for name in names:
+            pipe.send(name)
+            outcome = judge(BY_NAME[name], adapter, device)
+            pipe.send(outcome)
+            if outcome.result == CRASHES:  # only another process gets another CUDA context
+                return
+
+    kills = memory.oom_kills()
+    case, late = "", False
+    with processes.Fork(work) as fork:
         try:
-            line = receiver.recv()
+            while True:
+                line = fork.receive(timeout if case else LOADING_SECONDS)
+                if isinstance(line, str):
+                    case = line
+                elif isinstance(line, Outcome):
+                    row.cells[case] = line
+                elif isinstance(line, tuple):
+                    raise errors.NotRunnable(*line)
+                else:
+                    for name, value in line.items():
+                        setattr(row, name, value)
+        except TimeoutError:
+            late = True
         except EOFError:
-            late = False
-            break
-        if isinstance(line, str):
-            case = line
-        elif isinstance(line, Outcome):
-            row.cells[case] = line
-        elif isinstance(line, tuple):
-            refused = line
-        else:
-            for name, value in line.items():
-                setattr(row, name, value)
-    if late:
-        os.kill(child, signal.SIGKILL)
-    ended = os.waitpid(child, 0)[1]
-    if refused:
-        raise errors.NotRunnable(*refused)
-    code = -os.WTERMSIG(ended) if os.WIFSIGNALED(ended) else os.WEXITSTATUS(ended)
-    ending = Outcome(ERROR, f"its process ended with exit code {code}")
+            pass
+    ending = Outcome(ERROR, f"its process ended with exit code {fork.code}")
     if late and row.simulator:
         ending = Outcome(NOT_ASKED, f"no answer within {timeout:g} s (--timeout) in the simulator")
     elif late:
         ending = Outcome(TIMEOUT, f"no answer within {timeout:g} s (--timeout)")
-    elif code == -signal.SIGKILL and memory.oom_kills() > kills:
+    elif fork.code == -signal.SIGKILL and memory.oom_kills() > kills:
         ending = Outcome(NOT_ASKED, "killed by the kernel for lack of memory")
-    elif code < 0:
-        ending = Outcome(CRASHES, f"killed by {processes.signal_name(-code)}")
+    elif fork.code < 0:
+        ending = Outcome(CRASHES, f"killed by {processes.signal_name(-fork.code)}")
     if not case:
         row.status, row.reason = "error", f"its process ended before {names[0]}: {ending.message}"
     elif case not in row.cells:

@@ -16,11 +16,13 @@ PASS, DIFFERS, REFUSES, CRASHES, TIMEOUT, NOT_ASKED, ERROR = RESULTS
 #: End of the message of a loss that passes because it is infinite as it must be, although its
 #: gradient is NaN.
 NAN_GRADIENT = "gradient nan"
+#: Beginning of the message of a loss that passes because it is right in float64.
+IMPRECISE = "imprecise: "
 JUDGED = "judged"
 
 
 class Outcome(Struct, frozen=True, omit_defaults=True):
-    """The result of a case for one implementation.
+    """Hold the result of a case for one implementation.
 
     message: one line; errors are relative, and None if they were not compared; one that is infinite
     or NaN becomes UNBOUNDED, since JSON has neither.
@@ -38,7 +40,7 @@ class Outcome(Struct, frozen=True, omit_defaults=True):
 
 
 class Row(Struct, omit_defaults=True):
-    """The outcomes of an implementation by the name of the case, with the versions that it was
+    """Hold the outcomes of an implementation by the name of the case, with the versions that it was
     judged with.
 
     status: "judged", or why it could not be, with a reason: "missing", "unsupported", or "error" if

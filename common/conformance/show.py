@@ -16,6 +16,7 @@ from rnnt_bench.conformance.outcomes import (
     CRASHES,
     DIFFERS,
     ERROR,
+    IMPRECISE,
     JUDGED,
     NAN_GRADIENT,
     NOT_ASKED,
@@ -27,6 +28,7 @@ from rnnt_bench.conformance.outcomes import (
     Row,
 )
 from rnnt_bench.core import text
+from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.files import ROOT
 from rnnt_bench.core.implementations import KINDS, LATTICES, with_variants
 from rnnt_bench.core.questions import BY_NAME, TABLE, WRONG, Question
@@ -89,7 +91,7 @@ class Config(Struct, kw_only=True):
 
 @dataclass
 class Matrix:
-    """Rows, the cases that they were asked, a line on device, day and revision, and when the run
+    """Hold rows, the cases that they were asked, a line on device, day and revision, and when the run
     started."""
 
     heading: str
@@ -147,8 +149,8 @@ def tables(matrix: Matrix) -> list[Table]:
             outcomes = [outcome_of(row, case) for row in columns]
             stars = ["*" if leaves_nan(outcome) else "" for outcome in outcomes]
             cells = (
-                Cell(SYMBOLS[of.result] + star, mark=MARKS[of.result])
-                for of, star in zip(outcomes, stars)
+                Cell(SYMBOLS[outcome.result] + star, mark=MARKS[outcome.result])
+                for outcome, star in zip(outcomes, stars)
             )
             rows.append([Cell(case.title), *cells])
         clean = ", ".join(row.name for row in part.rows if row not in columns)
@@ -163,7 +165,11 @@ def tables(matrix: Matrix) -> list[Table]:
 
 def _odd_cases(row: Row, cases: Sequence[Question]) -> list[Question]:
     outcomes = [(case, outcome_of(row, case)) for case in cases]
-    return [case for case, of in outcomes if of.result not in (PASS, NOT_ASKED) or leaves_nan(of)]
+    return [
+        case
+        for case, outcome in outcomes
+        if outcome.result not in (PASS, NOT_ASKED) or leaves_nan(outcome)
+    ]
 
 
 def meaning(case: Question, result: str) -> str:
@@ -226,13 +232,23 @@ def remarks(matrix: Matrix) -> list[str]:
         [f"columns, where a variant adds its first letters: {', '.join(heads)}"] if heads else []
     )
     versions = text.gathered((row.torch, f"{name} {row.version}") for name, row in packages.items())
-    lines += [f"torch {torch}: {', '.join(of)}" for torch, of in versions.items()]
+    lines += [f"torch {torch}: {', '.join(names)}" for torch, names in versions.items()]
     means = [(outcome_of(row, BY_NAME["reduction-mean"]), row.name) for row in judged]
     whose = text.gathered(
         (outcome.message, name) for outcome, name in means if outcome.result == PASS
     )
-    return lines + [
+    lines += [
         f'reduction "mean" is the {words}: {_packages(names)}' for words, names in whose.items()
+    ]
+    imprecise = text.gathered(
+        (row.name, case.title)
+        for row in judged
+        for case in matrix.cases
+        if outcome_of(row, case).message.startswith(IMPRECISE)
+    )
+    return lines + [
+        f"imprecise, right in float64 alone: {name} ({', '.join(titles)})"
+        for name, titles in imprecise.items()
     ]
 
 
@@ -245,7 +261,9 @@ def answer_of(matrix: Matrix, of_user: Sequence[str] = ()) -> kept.Answer:
     pairs = [
         (row.name, case.name, outcome_of(row, case)) for row in judged for case in matrix.cases
     ]
-    rows = [{"loss": loss, "case": case, **structs.asdict(of)} for loss, case, of in pairs]
+    rows = [
+        {"loss": loss, "case": case, **structs.asdict(outcome)} for loss, case, outcome in pairs
+    ]
     unjudged = [(row.name, row.status, row.reason) for row in matrix.rows if not row.cells]
     return kept.Answer(
         TITLE,
@@ -255,7 +273,7 @@ def answer_of(matrix: Matrix, of_user: Sequence[str] = ()) -> kept.Answer:
             *(f"{kind}: {line}" for kind, lines in findings(matrix).items() for line in lines),
             *remarks(matrix),
         ],
-        failures=[f"not judged: {': '.join(each)}" for each in unjudged],
+        failures=[f"not judged: {': '.join(words)}" for words in unjudged],
         folded=True,
         rows=[
             *rows,
@@ -279,11 +297,12 @@ def _status(row: Row, is_of_user: bool) -> str:
     return "ok" if row.status == JUDGED else row.status
 
 
-def page(matrix: Matrix) -> str:
-    """Return docs/conformance.md: the matrix, the findings, and links."""
+def page(matrix: Matrix, earlier: Mapping[str, Corners]) -> str:
+    """Return docs/conformance.md: the matrix, the findings, what an earlier run found of losses
+    that this one did not judge, and links."""
     lines = [
         "# Conformance of the transducer losses",
-        f"{text.escaped(matrix.heading)}. `./rnnt-bench check --output docs` makes this page in about 10 minutes, "
+        f"{text.escaped(matrix.heading)}. `./rnnt-bench check --output docs` makes this page, "
         "`--list` says what each case asks, `--only NAME` judges one loss, your own too; [corners.md](corners.md) says "
         "more. Loss and gradient are compared with the float64 oracle of the lattice. "
         "Programs of 12 lines show defects to maintainers: see [family.md](family.md).",
@@ -294,15 +313,29 @@ def page(matrix: Matrix) -> str:
     ]
     for heading, of_kind in findings(matrix, brief=True).items():
         lines += [f"### {heading}", listed(of_kind, "markdown")]
+    if earlier:
+        lines += ["## Judged earlier", "This run did not judge these; an earlier one did:"]
+        lines.append(listed(_of_earlier(earlier), "markdown"))
     missing = [row for row in matrix.rows if not row.cells]
     reasons = text.gathered(
         (re.sub(f"^{re.escape(row.name)} ", "it ", row.reason), row.name) for row in missing
     )
     absent = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    return (
-        "\n\n".join([*lines, *(["## Not judged", listed(absent, "markdown")] if absent else [])])
-        + "\n"
-    )
+    if absent:
+        lines += ["## Not judged", listed(absent, "markdown")]
+    return "\n\n".join(lines) + "\n"
+
+
+def _of_earlier(earlier: Mapping[str, Corners]) -> list[str]:
+    """Return a line for each loss: the day, its version, and the cases by their result."""
+    lines = []
+    for name, entry in earlier.items():
+        words = []
+        for result in FINDINGS:
+            titles = [case.title for case in TABLE if entry.results.get(case.name) == result]
+            words += [f"{SYMBOLS[result]} {', '.join(titles)}"] if titles else []
+        lines.append(f"{name} {entry.version}, {entry.day}: {'; '.join(words) or 'none'}")
+    return lines
 
 
 def matrix_of(run: kept.Kept) -> Matrix:
@@ -342,36 +375,49 @@ class Corners(Struct):
 
 def corners(matrix: Matrix) -> dict[str, Corners]:
     """Return the corners of each loss that was judged."""
-    known = {}
+    result = {}
     for row in (row for row in matrix.rows if row.cells):
-        results = {case: of.result for case, of in row.cells.items() if of.result in FINDINGS}
-        known[row.name] = Corners(
-            (row.version or "").partition("+")[0], matrix.started[:10], results
-        )
-    return known
+        results = {
+            case: outcome.result
+            for case, outcome in row.cells.items()
+            if outcome.result in FINDINGS
+        }
+        version = (row.version or "").partition("+")[0]
+        result[row.name] = Corners(version, matrix.started[:10], results)
+    return result
+
+
+def read_corners(folder: Path) -> dict[str, Corners]:
+    """Return the corners that a folder has, {} where it has none.  Raises UserError."""
+    path = folder / CORNERS
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        result: dict[str, Corners] = schema.typed(content, dict[str, Corners])
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {error}; remove it, or make it by check --output") from error
+    return result
 
 
 def judged(name: str, folders: Sequence[Path]) -> Judged | None:
     """Return what to beware of in an implementation, the worst first, by the newest matrix in
     `folders` that judged it, else by the corners of docs/; None if none did."""
-    matrices = [each for each in kept.answers(folders, TOOL, matrix_of) if isinstance(each, Matrix)]
-    known = [
-        corners(matrix)
-        for matrix in sorted(matrices, key=lambda matrix: matrix.started, reverse=True)
-    ]
-    committed = json.loads((ROOT / "docs" / CORNERS).read_text(encoding="utf-8"))
-    known.append(schema.typed(committed, dict[str, Corners]))
-    of_loss = next((each[name] for each in known if name in each), None)
-    if of_loss is None:
+    answers = kept.answers(folders, TOOL, matrix_of)
+    matrices = [answer for answer in answers if isinstance(answer, Matrix)]
+    newest_first = sorted(matrices, key=lambda matrix: matrix.started, reverse=True)
+    every = [*map(corners, newest_first), read_corners(ROOT / "docs")]
+    entry = next((of_run[name] for of_run in every if name in of_run), None)
+    if entry is None:
         return None
-    results = of_loss.results
+    results = entry.results
     meanings = [
         meaning(case, result)
         for result in FINDINGS
         for case in TABLE
         if results.get(case.name) == result
     ]
-    return Judged(list(dict.fromkeys(filter(None, meanings))), of_loss.version, of_loss.day)
+    return Judged(list(dict.fromkeys(filter(None, meanings))), entry.version, entry.day)
 
 
 SLICE = replace(kept.slice_of(TOOL, TITLE, lambda run: answer_of(matrix_of(run))), judged=judged)

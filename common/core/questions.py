@@ -65,9 +65,10 @@ class Question:
         lengths.
 
     Who asks:
-      judged: a run does too, on small batches; check: the function of conformance.checks that asks
-      it otherwise than `agrees`; may_refuse: an error is as right; slow: in a simulator it would
-      take hours; alone: it may corrupt memory or lose a CUDA context.
+      judged: a run does too, on small batches; one_symbol: only of a loss that takes one
+      target a frame at most: others are asked as many of few frames; check: the function of
+      conformance.checks that asks it otherwise than `agrees`; may_refuse: an error is as right;
+      slow: in a simulator it would take hours; alone: it may corrupt memory or lose a CUDA context.
     """
 
     name: str = ""
@@ -96,6 +97,7 @@ class Question:
     sigma: float | None = None
     integers: str = ""
     judged: bool = False
+    one_symbol: bool = False
     check: str = "agrees"
     may_refuse: bool = False
     slow: bool = False
@@ -111,6 +113,11 @@ class Question:
     def of_utterances(self) -> bool:
         """Return whether it has a factor for each utterance."""
         return len(self.upstream) > 1 and not self.in_flight
+
+    @property
+    def cells(self) -> int:
+        """Return how many cells the lattices of its losses have."""
+        return (1 + self.in_flight) * sum(T * (U + 1) for T, U in self.shapes)
 
 
 IN_FLIGHT = Question(
@@ -193,6 +200,7 @@ TABLE: tuple[Question, ...] = (
         asks="more targets than 128 threads",
         shapes=((140, 129), (131, 40)),
         draw=16,
+        one_symbol=True,
         slow=True,
     ),
     _judged(

@@ -272,17 +272,16 @@ def described(
     with contextlib.suppress(TypeError, ValueError):
         parameters = inspect.signature(function).parameters
     defaults = {
-        name: each.default
-        for name, each in parameters.items()
-        if each.default is not inspect.Parameter.empty
+        name: parameter.default
+        for name, parameter in parameters.items()
+        if parameter.default is not inspect.Parameter.empty
     }
     others = {
         name: value for name, value in defaults.items() if name not in ours and value is not None
     }
-    told = {**ours, **others}.items()
     return {
         prefix + name: Option(_plain(value), _plain(defaults.get(name, "-")))
-        for name, value in told
+        for name, value in {**ours, **others}.items()
     }
 
 

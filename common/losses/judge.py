@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from rnnt_bench.core.text import finite
 from rnnt_bench.data.shapes import uniform
 from rnnt_bench.losses import layouts, oracle, rounding
 from rnnt_bench.losses.adapter import Adapter
@@ -54,7 +55,7 @@ ONE = torch.ones((), dtype=torch.float64)
 
 
 class Frames(NamedTuple):
-    """Some frames of an utterance."""
+    """Hold some frames of an utterance."""
 
     begin: int
     end: int
@@ -64,7 +65,7 @@ class Frames(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of the gradient of a leaf."""
+    """Hold a part of the gradient of a leaf."""
 
     name: str  # of the leaf
     gradient: torch.Tensor | None  # the loss's
@@ -129,7 +130,7 @@ def lattices(
 
 @dataclass
 class Leaf:
-    """The errors of the gradient of a leaf, collected part by part."""
+    """Collect the errors of the gradient of a leaf, part by part."""
 
     worst: float = 0.0  # largest difference
     largest: float = 0.0  # largest magnitude of the right gradient
@@ -263,8 +264,8 @@ class Errors:
 
 
 class Sketch:
-    """Random sums of gradients: the mean square of those of a difference is its square length, give
-    or take a third.
+    """Keep random sums of gradients: the mean square of those of a difference is its square length,
+    give or take a third.
 
     `seed` is drawn after the last timed step.  A sum is g . d, where d has a random sign for each
     row of the leaf times a normal number for each column; `sums` has COUNT of them by leaf,
@@ -308,13 +309,13 @@ class Sketch:
 
 
 def gradients(
-    cells: Cells, n: int, known: Lattice, adapter: Adapter
+    cells: Cells, n: int, lattice: Lattice, adapter: Adapter
 ) -> Iterator[tuple[Frames, torch.Tensor, torch.Tensor]]:
     """Yield some frames of an utterance, the right gradient of their logits, and the derivatives of
     their parts."""
     for part in frames(cells, n):
-        where = part.u.unsqueeze(2).expand(-1, -1, known[1].size(2))
-        derivatives = known[1][part.begin : part.end].gather(1, where).to(part.logits)
+        where = part.u.unsqueeze(2).expand(-1, -1, lattice[1].size(2))
+        derivatives = lattice[1][part.begin : part.end].gather(1, where).to(part.logits)
         right = oracle.cell_gradient(
             part.logits, part.target, derivatives, adapter.blank, adapter.lattice
         )
@@ -322,7 +323,7 @@ def gradients(
 
 
 class Right:
-    """The right losses and gradients of steps that are run together.
+    """Make the right losses and gradients of steps that are run together.
 
     Sums along paths are float64; `dtype` is of the joiner and of the gradients of logits.
     `cells` are of each step; `losses` (N,) of the utterances of each, once they have been compared;
@@ -369,10 +370,10 @@ class Right:
         float32."""
         every = [lattices(cells, self.adapter, in_float32) for cells in self.cells]
         self.losses = [
-            torch.tensor([-likelihood for likelihood, _ in known], dtype=torch.float64)
-            for known, _ in every
+            torch.tensor([-likelihood for likelihood, _ in of_step], dtype=torch.float64)
+            for of_step, _ in every
         ]
-        return [known for known, _ in every], max(error for _, error in every)
+        return [of_step for of_step, _ in every], max(error for _, error in every)
 
     def beside(self, step: int, n: int) -> float:
         """Return what a step adds to the loss of the lattice of an utterance; its gradient goes to
@@ -388,12 +389,12 @@ class Right:
             (losses.sum() * cells.factors[n]).backward()
         return float(losses.detach().sum())
 
-    def parts(self, known: Sequence[Sequence[Lattice]]) -> Iterator[Part]:
+    def parts(self, every: Sequence[Sequence[Lattice]]) -> Iterator[Part]:
         """Yield all gradients, part by part; add to the losses what a step adds to those of the
         lattice."""
         for step, cells in enumerate(self.cells):
             suffix = OTHER * (step > 0)
-            for n, of_utterance in enumerate(known[step]):
+            for n, of_utterance in enumerate(every[step]):
                 for some, right, derivatives in gradients(cells, n, of_utterance, self.adapter):
                     for name, gradient, expected in cells.compare(n, some.begin, some.end, right):
                         yield Part(name, gradient, expected, cells, n, some, derivatives)
@@ -403,8 +404,8 @@ class Right:
 
     def sketch(self, seed: int) -> Sketch:
         """Return the sketch of the right gradients."""
-        result, known = Sketch(seed), self.lattices()[0]
-        for part in self.parts(known):
+        result = Sketch(seed)
+        for part in self.parts(self.lattices()[0]):
             result.note(
                 part.name, part.right, *((part.n, part.frames.begin) if part.frames else ())
             )
@@ -502,11 +503,12 @@ def ask(
         for step, of_step in zip(steps, computed):
             step.computed = of_step
     right, errors = Right(adapter, model, scope, steps, factors), errors or Errors(adapter)
-    known, of_float32 = right.lattices(in_float32)
+    every, of_float32 = right.lattices(in_float32)
     if torch.cat(right.losses).isfinite().all():
-        errors.collect(right.parts(known))
+        errors.collect(right.parts(every))
     rights = [
-        every if loss.numel() > 1 else every.sum() for loss, every in zip(losses, right.losses)
+        of_step if loss.numel() > 1 else of_step.sum()
+        for loss, of_step in zip(losses, right.losses)
     ]
     return Answer(
         shapes=[shape for step in steps for shape in step.batch.shapes],
@@ -514,7 +516,7 @@ def ask(
         losses=torch.cat([loss.cpu().double().reshape(-1) for loss in losses]),
         rights=torch.cat([loss.reshape(-1) for loss in rights]),
         of_utterances=torch.cat(right.losses),
-        lattices=known[0],
+        lattices=every[0],
         of_float32=of_float32,
         errors=errors,
         overwritten=sorted(overwritten),
@@ -523,7 +525,7 @@ def ask(
 
 
 class Judged(NamedTuple):
-    """An error: wrong above `most`, imprecise above `precise`."""
+    """Hold an error, which is wrong above `most` and imprecise above `precise`."""
 
     what: str
     error: float
@@ -559,6 +561,18 @@ def judge(answer: Answer, limits: Allowed) -> list[Judged]:
             )
         )
     return judged
+
+
+def failing(answer: Answer, limits: Allowed) -> list[Judged]:
+    """Return the errors above what is allowed: of the loss, then of the leaf that is furthest off,
+    and so on."""
+
+    def order(line: Judged) -> float:
+        return -finite(answer.errors.leaves[line.leaf].error) if line.leaf else -math.inf
+
+    return sorted(
+        (line for line in judge(answer, limits) if not line.error <= line.most), key=order
+    )
 
 
 def gradient_of(name: str) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,7 +21,8 @@ from rnnt_bench.core.questions import JUDGED, RAGGED, SHAPES, Question
 from rnnt_bench.losses import inputs, layouts
 from rnnt_bench.losses.adapter import Adapter, OfFunction
 from rnnt_bench.losses.inputs import OUTPUTS, Batch, Joiner
-from rnnt_bench.losses.judge import ONE, Answer, ask
+from rnnt_bench.losses.judge import ONE, Answer, Factors, Judged, ask, failing
+from rnnt_bench.losses.rounding import Allowed
 from rnnt_bench.losses.step import (
     LossStep,
     NotOfEach,
@@ -34,9 +35,8 @@ from rnnt_bench.losses.step import (
 
 #: Frames whose logits say how far the weights are scaled.
 FEW_FRAMES = 8
-#: Cells from which on a batch is long: for a loss that loops over them in Python, and where few
-#: frames have as many targets.
-LONG = 20_000
+#: Cells beyond which a question would take minutes of a loss that loops over them in Python.
+MOST_LOOPED = 50_000
 
 
 def change(question: Question, model: Joiner, batch: Batch) -> None:
@@ -86,7 +86,12 @@ def first(adapter: Adapter) -> Question:
     return Question(shapes=adapter.lengthened(SHAPES))
 
 
-def small(adapter: Adapter) -> Iterator[Question]:
+def takes_minutes(adapter: Adapter, device: torch.device, question: Question) -> bool:
+    """Return whether Python would loop over too many cells."""
+    return device.type in adapter.python_loops and question.cells > MOST_LOOPED
+
+
+def small(adapter: Adapter, device: torch.device) -> Iterator[Question]:
     """Yield the questions of small batches; in a simulator, which would take hours, the first and
     its utterances."""
     yield first(adapter)
@@ -98,9 +103,10 @@ def small(adapter: Adapter) -> Iterator[Question]:
     takes_many = adapter.takes_many_targets and adapter.topology not in ONE_SYMBOL
     for question in JUDGED:
         is_many = any(U >= T for T, U in question.shapes)
-        is_long = sum(T * (U + 1) for T, U in question.shapes) > LONG
-        too_long = is_long and (takes_many or adapter.python_loops)
-        if adapter.takes(question.shapes) and not too_long and (takes_many or not is_many):
+        is_for_others = question.one_symbol if takes_many else is_many
+        if is_for_others or not adapter.takes(question.shapes):
+            continue
+        if not takes_minutes(adapter, device, question):
             yield question
     yield from partly_frozen(adapter)
     yield Question(
@@ -120,21 +126,49 @@ def partly_frozen(adapter: Adapter) -> Iterator[Question]:
             yield Question(title=title, shapes=RAGGED, draw=18, frozen=frozen)
 
 
+class Verdict(NamedTuple):
+    """Hold what is wrong with an answer."""
+
+    limits: Allowed
+    wrong: list[Judged]  # the errors above these limits, the worst first
+    # the largest error, which is above what is allowed, of a loss that is right in float64
+    imprecise: float | None = None
+
+
+def verdict(
+    adapter: Adapter, device: torch.device, question: Question, answer: Answer, **how: Any
+) -> Verdict:
+    """Return what is wrong with the answer of a question; `how` it was asked, as in `answers`.
+
+    A loss in float32 that is off by little, and right in float64, is not wrong."""
+    dtype = question.dtype or adapter.settings.dtype
+    limits = answer.allowed(adapter, dtype)
+    wrong = failing(answer, limits)
+    loosened = limits.imprecise()
+    may_be_right = wrong and dtype == "float32" and "float64" in adapter.dtypes
+    if not may_be_right or failing(answer, loosened):
+        return Verdict(limits, wrong)
+    double = adapter.but(settings=replace(adapter.settings, dtype="float64"))
+    right = [
+        not failing(precise, precise.allowed(double, "float64"))
+        for _, precise in answers(double, device, [question], **how)
+    ]
+    if not right or not all(right):
+        return Verdict(limits, wrong)
+    return Verdict(loosened, [], max(line.error for line in wrong))
+
+
 def answers(
-    adapter: Adapter,
-    device: torch.device,
-    dtype: torch.dtype,
-    asked: Sequence[Question],
-    **how: Any,
+    adapter: Adapter, device: torch.device, asked: Sequence[Question], **how: Any
 ) -> Iterator[tuple[Question, Answer]]:
     """Yield the answer of each question in each scope that it is asked in; `how` goes to
-    `judge.ask`."""
+    `answer`."""
     for question in asked:
         scopes: tuple[str, ...] = layouts.of(adapter).scopes
         question = of_dtype(question, adapter.settings.dtype)
         if question.logits == "sine":
             scopes = scopes[:1]
-        elif dtype in (torch.float16, torch.bfloat16) and (
+        elif adapter.settings.dtype in ("float16", "bfloat16") and (
             question.logits == "trained" or question.largest
         ):
             # the joiner's own rounding is larger
@@ -147,53 +181,53 @@ def answers(
             ):
                 # a function, or an adapter's own `loss`, may return the sum
                 with contextlib.suppress(NotOfEach):
-                    yield (
-                        question,
-                        answer(
-                            adapter.but(reduction="none"), question, device, dtype, scope, **how
-                        ),
-                    )
+                    of_each = adapter.but(reduction="none")
+                    yield question, answer(of_each, question, device, scope, **how)
                     continue
             with contextlib.suppress(*[Exception] * question.may_refuse):
-                yield question, answer(adapter, question, device, dtype, scope, **how)
+                yield question, answer(adapter, question, device, scope, **how)
 
 
 def answer(
     adapter: Adapter,
     question: Question,
     device: torch.device,
-    dtype: torch.dtype,
     scope: str,
-    **how: Any,
+    factors: Factors = (),
+    run: Callable[[list[LossStep], Factors], list[torch.Tensor]] = run_together,
 ) -> Answer:
     """Return the answer of a question about a small batch.
 
     A loss without the reduction "none" is given each utterance alone, all in flight, for a factor
-    for each."""
-    factors = factors_of(question)
+    for each.
+
+    Args:
+        factors: other ones than those of the question.
+        run: runs steps, and returns their losses.
+    """
+    factors = factors or factors_of(question)
     if question.of_utterances and adapter.reduction != "none":
         factors = [*factors[0]]
-    wide, model, batches = given(adapter, question, device, dtype)
-    if question.earlier:
-        before = given(
-            adapter, Question(shapes=question.earlier, draw=question.draw + 1), device, dtype
-        )[2]
-        how.get("run", run_together)([prepare(wide, model, before[0], scope)], [ONE])
 
     def again() -> tuple[Joiner, list[LossStep]]:
-        _, model, batches = given(adapter, question, device, dtype)
+        wide, model, batches = made(adapter, question, device)
         return model, steps_of(wide, question, model, batches, scope)
 
-    return ask(
-        wide, model, steps_of(wide, question, model, batches, scope), scope, again, factors, **how
-    )
+    wide, model, batches = made(adapter, question, device)
+    if question.earlier:
+        before = Question(shapes=question.earlier, draw=question.draw + 1)
+        (earlier,) = made(adapter, before, device)[2]
+        run([prepare(wide, model, earlier, scope)], [ONE])
+    steps = steps_of(wide, question, model, batches, scope)
+    return ask(wide, model, steps, scope, again, factors, run=run)
 
 
-def given(
-    adapter: Adapter, question: Question, device: torch.device, dtype: torch.dtype
+def made(
+    adapter: Adapter, question: Question, device: torch.device
 ) -> tuple[Adapter, Joiner, list[Batch]]:
     """Return (the adapter as the question needs it, with its range widened to all of U, the joiner,
     the batches)."""
+    dtype = getattr(torch, question.dtype or adapter.settings.dtype)
     N, T, U = inputs.padded_sizes(question.shapes)
     sine, settings, layout = question.logits == "sine", adapter.settings, layouts.of(adapter)
     settings = replace(
@@ -317,9 +351,7 @@ def fill_inputs(layout: layouts.Layout, step: LossStep, value: float) -> None:
             step.given[region] = value
 
 
-def repeated(
-    adapter: Adapter, device: torch.device, dtype: torch.dtype
-) -> tuple[list[str], list[str]]:
+def repeated(adapter: Adapter, device: torch.device) -> tuple[list[str], list[str]]:
     """Ask the first question twice more, the last time with NaN in its padding.
 
     Returns what has other bits when it is asked for again, and what is not finite where the padding
@@ -328,7 +360,7 @@ def repeated(
     results = []
     for padding in (None, None, math.nan):
         question = first(adapter).but(garbage=padding)
-        wide, model, batches = given(adapter, question, device, dtype)
+        wide, model, batches = made(adapter, question, device)
         (step,) = steps_of(wide, question, model, batches, layouts.of(wide).scopes[0])
         results.append({"loss": step.run(), **step.gradients()})
     before, again, reached = results

@@ -84,8 +84,7 @@ class Allowed(NamedTuple):
 
     def imprecise(self) -> Allowed:
         """Return what is allowed of a loss in float32 that is right in float64."""
-        more = {name: IMPRECISE * getattr(self, name) for name in ("loss", "gradient", "slope")}
-        return self._replace(**more)
+        return Allowed(*(IMPRECISE * limit for limit in self))
 
 
 def allowed(

@@ -35,7 +35,7 @@ NO_GRADIENT = "the loss has no gradient, by which it is judged, with --mode forw
 
 @dataclass
 class LossStep:
-    """One step that is ready to run once."""
+    """Hold a step that is ready to run once."""
 
     forward: Callable[[], torch.Tensor]  # returns the loss to differentiate
     batch: Batch
@@ -152,7 +152,8 @@ def differentiate(total: torch.Tensor, steps: Sequence[LossStep], again: bool = 
 
 
 class NotOfEach(ValueError):
-    """A loss was asked for the losses of utterances and returned another number of them."""
+    """Tells that a loss was asked for the losses of utterances and returned another number of
+    them."""
 
 
 def weighted(losses: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rnnt_bench.core.text import UNBOUNDED, finite
+from rnnt_bench.core.text import UNBOUNDED
 from rnnt_bench.losses import oracle
 from rnnt_bench.losses.adapter import Adapter
 from rnnt_bench.losses.inputs import Batch
@@ -21,21 +21,27 @@ NEAR = 1e-3
 MOST_WRONG = 2
 
 
-def of_small(
-    shapes: Shapes, answer: Answer, judged: list[Judged], fitting: dict[str, float]
-) -> str:
-    """Return what is wrong with an answer about a small batch of `shapes`.
+def of_small(shapes: Shapes, answer: Answer, wrong: list[Judged], fitting: dict[str, float]) -> str:
+    """Return what is wrong with an answer about a small batch of `shapes`, and where.
 
-    fitting: the loss with each usual mistake, by its words."""
+    Args:
+        wrong: the errors above what is allowed, the worst first.
+        fitting: the loss with each usual mistake, by its words.
+    """
     where = f"a batch of {len(shapes)} (T, U: {', '.join(f'{T}, {U}' for T, U in shapes)})"
     if len(shapes) == 1:
         where = f"an utterance alone (T {shapes[0][0]}, U {shapes[0][1]})"
     if answer.overwritten:
         return f"{where}: it overwrites {', '.join(answer.overwritten)}, which it may only read"
-    worst = failing(answer, judged)[0]
+    return f"{where}: {of_worst(shapes, answer, wrong[0], fitting)}"
+
+
+def of_worst(shapes: Shapes, answer: Answer, worst: Judged, fitting: dict[str, float]) -> str:
+    """Return what is wrong with an answer by its worst error."""
     if not worst.leaf:
-        return f"{where}: {of_loss(answer, shapes, fitting)}"
-    where, leaf = f"{where}: the loss is right", answer.errors.leaves[worst.leaf]
+        return of_loss(answer, shapes, fitting)
+    where = "the loss is right"
+    leaf = answer.errors.leaves[worst.leaf]
     name = gradient_of(worst.leaf)
     if leaf.missing:
         return f"{where}, the {name} is missing"
@@ -60,9 +66,9 @@ def of_loss(answer: Answer, shapes: Shapes, fitting: dict[str, float]) -> str:
     return f"loss {loss:.6g}, expected {right:.6g}{causes[0] if causes else guess(loss, right, shapes)}"
 
 
-def at_size(answer: Answer, judged: list[Judged]) -> str:
-    """Return what is wrong with an answer about a batch of a run's size."""
-    wrong = failing(answer, judged)
+def at_size(answer: Answer, wrong: list[Judged]) -> str:
+    """Return what is wrong with an answer about a batch of a run's size, by its errors above what
+    is allowed, the worst first."""
     words = [f"{line.what} {size(line.error)}, {line.most:.0e} is allowed" for line in wrong]
     if answer.overwritten:
         words.insert(0, f"it overwrites {', '.join(answer.overwritten)}")
@@ -73,16 +79,6 @@ def at_size(answer: Answer, judged: list[Judged]) -> str:
     if leaf and answer.errors.leaves[leaf].furthest:
         words.append(f"{gradient_of(leaf)} furthest off in {answer.errors.leaves[leaf].furthest}")
     return "; ".join(words)
-
-
-def failing(answer: Answer, judged: list[Judged]) -> list[Judged]:
-    """Return the errors above what is allowed: of the loss, then of the leaf that is furthest off,
-    and so on."""
-    wrong = [line for line in judged if not line.error <= line.most]
-    return sorted(
-        wrong,
-        key=lambda line: -finite(answer.errors.leaves[line.leaf].error) if line.leaf else -math.inf,
-    )
 
 
 def size(error: float) -> str:

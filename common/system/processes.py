@@ -30,6 +30,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -375,13 +376,14 @@ def fork(main: Callable[[str], Any], request: dict[str, str], answers: TextIO) -
 
 
 class Fork:
-    """A fork of this process as it is now, which answers one request where it is needed; a context
-    manager."""
+    """A fork of this process as it is now, a context manager: it calls `work` with its end of a
+    pipe, and ends.  `code` is its exit code afterwards, minus the signal that killed it."""
 
-    def __init__(self, answer: Callable[[Any], Any], possible: bool = True):
-        self.answer = answer
+    def __init__(self, work: Callable[[Connection], None], possible: bool = True):
+        self.work = work
         self.possible = possible
         self.child = 0
+        self.code = 0
 
     def __enter__(self) -> Fork:
         if not self.possible:
@@ -390,27 +392,39 @@ class Fork:
         parent = os.getpid()
         self.child = os.fork()
         if not self.child:
-            with suppress(BaseException):
+            code = 1
+            try:
                 die_with_parent(parent)
                 self.here.close()
-                childs_end.send(self.answer(childs_end.recv()))
-            os._exit(0)
+                self.work(childs_end)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
         childs_end.close()
         return self
 
+    def receive(self, timeout: float) -> Any:
+        """Return what it sends next.  Raises EOFError where it has ended, and TimeoutError where
+        nothing comes within `timeout` seconds."""
+        if not self.here.poll(timeout):
+            raise TimeoutError
+        return self.here.recv()
+
     def ask(self, request: Any, timeout: float) -> Any:
-        """Return the answer; None where there is none within `timeout` seconds."""
+        """Return what it answers; None where nothing comes within `timeout` seconds."""
         with suppress(EOFError, OSError):
             if self.child:
                 self.here.send(request)
-                return self.here.recv() if self.here.poll(timeout) else None
+                return self.receive(timeout)
         return None
 
     def __exit__(self, *_: object) -> None:
         if self.child:
             self.here.close()
-            os.kill(self.child, signal.SIGKILL)
-            os.waitpid(self.child, 0)
+            os.kill(self.child, signal.SIGKILL)  # one that is ending keeps its code
+            self.code = os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
 
 
 def imported(names: Sequence[str]) -> bool:
@@ -443,7 +457,7 @@ def main(module: str, *packages: str) -> None:
         _, status = os.waitpid(child, 0)
         with suppress(OSError):
             os.killpg(child, signal.SIGKILL)
-        code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        code = os.waitstatus_to_exitcode(status)
         print(json.dumps({"returncode": code}), file=answers, flush=True)
 
 

@@ -52,7 +52,7 @@ FURTHER_REPEAT = 1 << 20
 
 @dataclass
 class Taken:
-    """The last timed step of a batch: its loss, and the ranges of a pruned one."""
+    """Hold the last timed step of a batch: its loss, and the ranges of a pruned one."""
 
     repeat: int
     loss: float
@@ -61,7 +61,7 @@ class Taken:
 
 @dataclass
 class Last:
-    """The last timed step of a scope."""
+    """Hold the last timed step of a scope."""
 
     batch: int
     inputs: dict[str, bytes]  # fingerprints of what the loss may only read
@@ -297,14 +297,13 @@ def ask_hard(context, scope: str, question: Question) -> str:
     questions.change(question, context.model, batches[0])
     questions.freeze(question, context.model, batches)
     ready = partial(prepare, context.adapter, context.model, scope=scope)
-    steps = [ready(each) for each in batches]
+    steps = [ready(batch) for batch in batches]
     losses = run_together(steps, factors)
     sketch = Right(context.adapter, context.model, scope, steps, factors).sketch_of_loss(
         seed_of(context)
     )
     if scope == "loss":
-        fresh = [ready(each) for each in batches]
-        steps = fresh
+        steps = [ready(batch) for batch in batches]
     rights = sketched(context, scope, steps, factors)
     shapes = batches[0].shapes
     for loss, right in zip(losses, rights.losses):

@@ -25,6 +25,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ from rnnt_bench.core.text import finite
 from rnnt_bench.data import batching
 from rnnt_bench.losses import layouts, oracle, questions, rounding, words
 from rnnt_bench.losses.adapter import Adapter, OfFunction
-from rnnt_bench.losses.judge import Answer, Errors, ask, judge
+from rnnt_bench.losses.judge import Answer, Errors, ask, failing, judge
 from rnnt_bench.losses.step import changed, fingerprints
 from rnnt_bench.records.schema import AtSize, Correctness
 from rnnt_bench.system.processes import Fork
@@ -50,8 +51,8 @@ FORK_SECONDS = 60.0
 
 
 class Checked(NamedTuple):
-    """The largest relative errors of a loss over several questions, each with what was allowed of
-    it."""
+    """Hold the largest relative errors of a loss over several questions, each with what was allowed
+    of it."""
 
     loss: tuple[float, float] = (0.0, 0.0)  # over the questions with plain logits
     gradient: tuple[float, float] = (0.0, 0.0)  # likewise
@@ -63,10 +64,7 @@ class Checked(NamedTuple):
 
 
 def check(
-    adapter: Adapter,
-    device: torch.device,
-    dtype: torch.dtype,
-    asked: Sequence[Question] | None = None,
+    adapter: Adapter, device: torch.device, asked: Sequence[Question] | None = None
 ) -> Checked:
     """Return the errors over all questions and scopes, and what is wrong in the first that fails.
 
@@ -74,26 +72,20 @@ def check(
     """
     losses, gradients, slopes, imprecise = [], [], [], []
     wrong: list[tuple[bool, Question, str]] = []
-    for question, answer in questions.answers(
-        adapter, device, dtype, asked or list(questions.small(adapter))
-    ):
-        limits = answer.allowed(adapter, adapter.settings.dtype)
-        judged = judge(answer, limits)
-        failed = [line for line in judged if not line.error <= line.most]
-        if failed and not answer.overwritten:
-            loosened = judge(answer, limits.imprecise())
-            little = all(line.error <= line.most for line in loosened)
-            if little and right_in_float64(adapter, device, question):
-                imprecise.append(max(line.error for line in failed))
-                limits, failed = limits.imprecise(), []
+    asked = asked or list(questions.small(adapter, device))
+    for question, answer in questions.answers(adapter, device, asked):
+        verdict = questions.verdict(adapter, device, question, answer)
+        limits = verdict.limits
+        if verdict.imprecise is not None:
+            imprecise.append(verdict.imprecise)
         if question.logits == "random" and question.largest is None:
             losses.append((answer.loss_error, limits.loss))
             gradients.append((answer.grad_error, limits.gradient))
         if question.largest is None:
             slopes.append((answer.slope_error, limits.slope))
-        if failed or answer.overwritten:
-            fitting = usual_mistakes(adapter, question, device, dtype)
-            line = words.of_small(question.shapes, answer, judged, fitting)
+        if verdict.wrong or answer.overwritten:
+            fitting = usual_mistakes(adapter, question, device)
+            line = words.of_small(question.shapes, answer, verdict.wrong, fitting)
             single = len(question.shapes) > 1
             wrong.append(
                 (single, question, f"with {question.title}: {line}" if question.title else line)
@@ -110,22 +102,12 @@ def check(
     )
 
 
-def right_in_float64(adapter: Adapter, device: torch.device, question: Question) -> bool:
-    """Tell whether a loss in float32 that takes float64 is right there."""
-    if adapter.settings.dtype != "float32" or "float64" not in adapter.dtypes:
-        return False
-    double = adapter.but(settings=replace(adapter.settings, dtype="float64"))
-    return not check(double, device, torch.float64, [question]).wrong
-
-
-def usual_mistakes(
-    adapter: Adapter, question: Question, device: torch.device, dtype: torch.dtype
-) -> dict[str, float]:
+def usual_mistakes(adapter: Adapter, question: Question, device: torch.device) -> dict[str, float]:
     """Return the loss with each usual mistake, by its words; none where several losses are summed
     or scaled."""
     if question.upstream or question.largest:
         return {}
-    wide, model, (batch,) = questions.given(adapter, question, device, dtype)
+    wide, model, (batch,) = questions.made(adapter, question, device)
     with torch.no_grad():
         return words.mistakes(wide, model.logits(batch).cpu().double(), batch)
 
@@ -140,7 +122,7 @@ def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float3
 
     BY_NAME.setdefault(Given.name, Implementation(Given.name, "", "main", "torch", template=True))
     adapter = Given(settings.resolve({"preset": "quick", "dtype": dtype}, device))
-    return check(adapter, torch.device(device), getattr(torch, dtype)).wrong
+    return check(adapter, torch.device(device)).wrong
 
 
 def answer_at_size(context, index: int) -> tuple[Answer, list[str]]:
@@ -200,8 +182,7 @@ def check_at_size(
     answer, differing = answer_at_size(context, index)
     limits = answer.allowed(adapter, dtype, places)
     limits = limits.imprecise() if imprecise else limits
-    judged = judge(answer, limits)
-    wrong = [line for line in judged if not line.error <= line.most]
+    judged, wrong = judge(answer, limits), failing(answer, limits)
     posteriors = [adapter.lattice.posterior(derivatives) for _, derivatives in answer.lattices]
     result = AtSize(
         batch=index,
@@ -224,7 +205,7 @@ def check_at_size(
             (line.error for line in judged if line.error > line.precise), default=None
         )
         return result, ""
-    return result, f"({words.sizes(answer.shapes)}): {words.at_size(answer, judged)}"
+    return result, f"({words.sizes(answer.shapes)}): {words.at_size(answer, wrong)}"
 
 
 #: Utterances whose gap to the exact loss is measured, half a second each.
@@ -283,17 +264,16 @@ def check_long(context, imprecise: bool) -> str:
 def run(context) -> Iterator[Correctness]:
     """Yield one ``correctness`` record of a subject.Context; raise WrongResult, in words, after one
     that is not ok."""
-    adapter, device, dtype = context.adapter, context.device, context.dtype
+    adapter, device = context.adapter, context.device
     layout, tolerance = layouts.of(adapter), rounding.PRECISIONS[context.settings.dtype].error
 
-    def asked_first(question: Question) -> str:
+    def asked_first(pipe: Connection) -> None:
         torch.set_num_threads(1)  # OpenMP's other threads are not in a fork
-        return check(adapter, device, dtype, [question]).wrong
+        pipe.send(check(adapter, device, [pipe.recv()]).wrong)
 
     with Fork(asked_first, possible=device.type == "cpu") as fork:
-        small = check(
-            adapter, device, dtype, [questions.first(adapter)] if context.same_as else None
-        )
+        asked = [questions.first(adapter)] if context.same_as else None
+        small = check(adapter, device, asked)
         wrong = small.wrong
         if small.question and fork.ask(small.question, FORK_SECONDS) == "":
             wrong = f"right when asked first: it keeps something from an earlier call; {wrong}"
@@ -310,8 +290,8 @@ def run(context) -> Iterator[Correctness]:
             wrong = check_long(context, small.imprecise is not None)
             wrong = wrong and f"on a made-up batch as long as the file's longest utterance {wrong}"
         if not wrong:
-            wrong = check(adapter, device, dtype, [questions.first(adapter).but(draw=20)]).wrong
-            differing, reached = questions.repeated(adapter, device, dtype)
+            wrong = check(adapter, device, [questions.first(adapter).but(draw=20)]).wrong
+            differing, reached = questions.repeated(adapter, device)
             differing = sorted({*differing, *at_its_size.differing})
         if small.imprecise is not None:
             at_its_size.imprecise = max(small.imprecise, at_its_size.imprecise or 0.0)
