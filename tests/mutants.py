@@ -78,7 +78,7 @@ FAULTS = [
     Fault("records/store.py", "stream.truncate(before)", "pass"),
     Fault("records/run.py", "if end is None:", "if True:"),
     Fault("records/run.py", 'self.failed or (end is not None and end.status != "ok")', "self.failed"),
-    Fault("jobs/session.py", '"oom",\n            "killed by the kernel', '"error",\n            "killed by the kernel'),
+    Fault("jobs/session.py", '"oom",\n            "killed by', '"error",\n            "killed by'),
     Fault("jobs/session.py", 'return "oom" if aborted else "error"', 'return "error" if aborted else "error"'),
     Fault("jobs/session.py", "if child.seconds() > timeout:", "if child.seconds() > 10 * timeout:"),
     Fault("jobs/job.py", "if number <= rounds_of(find(name).kind", "if 0 <= rounds_of(find(name).kind"),
