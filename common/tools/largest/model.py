@@ -163,7 +163,9 @@ class Training:
             return tree_map(
                 lambda part: part.to(self.device) if hasattr(part, "to") else part, made
             )
-        symbols = torch.randint(1, self.given["vocab_size"], (N, U), device=self.device)
+        V = self.given["vocab_size"]
+        V = min(V, getattr(getattr(self.model, "config", None), "vocab_size", V))
+        symbols = torch.randint(1, V, (N, U), device=self.device)
         name = getattr(self.model, "main_input_name", "")
         size = (
             (N, T * self.given["hop"]) if name == "input_values" else (N, T, self.given["features"])
