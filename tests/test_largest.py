@@ -365,7 +365,7 @@ def test_what_ends_a_search(jobs, head, wanted, tmp_path):
 
 def test_committed_searches_are_read_and_those_of_an_earlier_version_left_out(tmp_path, capsys):
     text = summarize(max((ROOT / "results").glob("*-largest")))
-    assert "largest batch, exact: fused, 48 utterances; next is optimized_transducer at 6" in text
+    assert "approximate: fast_rnnt-pruned, 44 utterances; next is k2-pruned at 10" in text
     write_run(tmp_path / "before", "k2", [correctness()], find_largest="batch-size")
     assert logs.rows([tmp_path]) == [] and "earlier version" in capsys.readouterr().err
 

@@ -7,6 +7,7 @@ from msgspec import Struct, structs
 from rnnt_bench.analysis.groups import TITLES
 from rnnt_bench.analysis.metrics import amount
 from rnnt_bench.core import implementations, text
+from rnnt_bench.core.errors import NOT_RUNNABLE
 from rnnt_bench.present.parts import Cell, measured, tabulated
 from rnnt_bench.records import schema
 from rnnt_bench.tools.kept import NOT_RUN, Answer, Kept, slice_of
@@ -88,22 +89,23 @@ def answer(kept: Kept) -> Answer:
         step = end.heaviest
         where = kept.job(f"{name} correctness").environment or schema.Environment()
         peak = step.peak_bytes / text.MB if step and step.peak_bytes else None
-        rows.append(
-            {
-                "implementation": Cell(name),
-                "kind": Cell(TITLES.get(kinds[name], "")),
-                "status": Cell(end.status),
-                "within": Cell(amount(step.limit_bytes) if step else "-"),
-                "largest that fits": Cell(end.shown, end.size),
-                "limited by": Cell(caps.get(end.limited_by, end.limited_by or "-")),
-                "heaviest batch N x T x U+1": Cell(
-                    f"{step.N} x {step.T} x {step.U + 1}" if step else "-"
-                ),
-                "peak MB": measured(peak),
-                "torch": Cell((where.torch or "-").partition("+")[0]),
-                "version": Cell(where.implementation_version or "-"),
-            }
-        )
+        if end.status not in NOT_RUNNABLE:  # a line below the table says why
+            rows.append(
+                {
+                    "implementation": Cell(name),
+                    "kind": Cell(TITLES.get(kinds[name], "")),
+                    "status": Cell(end.status),
+                    "within": Cell(amount(step.limit_bytes) if step else "-"),
+                    "largest that fits": Cell(end.shown, end.size),
+                    "limited by": Cell(caps.get(end.limited_by, end.limited_by or "-")),
+                    "heaviest batch N x T x U+1": Cell(
+                        f"{step.N} x {step.T} x {step.U + 1}" if step else "-"
+                    ),
+                    "peak MB": measured(peak),
+                    "torch": Cell((where.torch or "-").partition("+")[0]),
+                    "version": Cell(where.implementation_version or "-"),
+                }
+            )
         values.append(
             {
                 "implementation": name,
