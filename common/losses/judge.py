@@ -149,7 +149,7 @@ class Leaf:
     def factor(self) -> float:
         """Return the factor that fits best as a multiple of the right gradient: rounding hardly
         moves it."""
-        return 1 + self.product / self.square if self.square > 0 else 1.0
+        return 1 + self.product / self.square if self.largest > 1e-30 else 1.0
 
 
 class Errors:

@@ -120,7 +120,7 @@ def allowed(
     neglected = negligible * max(T * (U + 1) for T, U in shapes)
     of_a_gradient = of_a_posterior / largest + of_an_entry + neglected
     of_the_loss = of_scores * sum(steps) / max(abs(loss if right is None else right), 1e-30)
-    sums = precision.sums + 2 * of_a_posterior
+    sums = precision.sums + 2 * of_a_posterior + neglected
     return Allowed(
         loss=precision.error + of_the_loss,
         gradient=precision.error + of_a_gradient,
