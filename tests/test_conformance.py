@@ -15,6 +15,7 @@ from rnnt_bench.conformance import show
 from rnnt_bench.conformance.judge import judge
 from rnnt_bench.conformance.outcomes import CRASHES, DIFFERS, NOT_ASKED, PASS, REFUSES, Outcome, Row
 from rnnt_bench.core import implementations, settings
+from rnnt_bench.core.errors import NotRunnable
 from rnnt_bench.core.implementations import KINDS, with_variants
 from rnnt_bench.core.questions import BY_NAME, TABLE
 from rnnt_bench.losses import oracle, topologies
@@ -338,6 +339,17 @@ WRONG = {
         {"frames-513": "loss ", "target-too-large": (PASS, "refuses")},
     ),
 }
+
+
+def test_what_a_package_refuses_before_it_is_asked_is_its_refusal():
+    """A pruned loss computes its ranges, of which fast_rnnt takes no batch without targets, while it prepares."""
+    script = implementations.find("fast_rnnt-pruned").script
+    adapter = implementations.load(script)(settings.resolve({"preset": "quick"}, "cpu"))
+    try:
+        adapter.load("cpu")
+    except NotRunnable as error:
+        pytest.skip(str(error))
+    assert judge(BY_NAME["no-target"], adapter, CPU).result == REFUSES
 
 
 @pytest.mark.parametrize("name, case", [(name, case) for name, (_, cases) in WRONG.items() for case in cases])

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from rnnt_bench.conformance.outcomes import (
@@ -41,8 +42,8 @@ LOADING_SECONDS = 1800.0
 
 def judge(case: Question, adapter: Any, device: Any) -> Outcome:
     """Return the outcome of a case.  An error of the loss is "refuses", or "crashes" if it lost the
-    CUDA context, which only another process gets back; one of the suite, or of the adapter's
-    `prepare`, is "error"."""
+    CUDA context, which only another process gets back; one of the suite is "error".  Where a pruned
+    loss prepares its ranges, its package may refuse them outside of what is asked."""
     from rnnt_bench.conformance import answers, checks
 
     try:
@@ -58,6 +59,10 @@ def judge(case: Question, adapter: Any, device: Any) -> Outcome:
             return Outcome(
                 CRASHES, f"the CUDA context is lost: {error if lost else answers.message(error)}"
             )
+        package = implementations.find(adapter.name).package
+        raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+        if package in raised_in.parts:
+            return Outcome(REFUSES, answers.message(error))
         traceback.print_exc()
         return Outcome(ERROR, answers.message(error))
 
