@@ -45,6 +45,7 @@ def judge(case: Question, adapter: Any, device: Any) -> Outcome:
     CUDA context, which only another process gets back; one of the suite is "error".  Where a pruned
     loss prepares its ranges, its package may refuse them outside of what is asked."""
     from rnnt_bench.conformance import answers, checks
+    from rnnt_bench.losses import layouts
 
     try:
         outcome: Outcome = getattr(checks, case.check)(answers.Examination(adapter, device, case))
@@ -59,10 +60,10 @@ def judge(case: Question, adapter: Any, device: Any) -> Outcome:
             return Outcome(
                 CRASHES, f"the CUDA context is lost: {error if lost else answers.message(error)}"
             )
-        package = implementations.find(adapter.name).package
-        raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-        if package in raised_in.parts:
-            return Outcome(REFUSES, answers.message(error))
+        if layouts.of(adapter).approximate:
+            raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+            if implementations.find(adapter.name).package in raised_in.parts:
+                return Outcome(REFUSES, answers.message(error))
         traceback.print_exc()
         return Outcome(ERROR, answers.message(error))
 
