@@ -125,7 +125,7 @@ def lattices(
             most = max(most, largest(derivatives))
         widened = torch.nn.functional.pad(derivatives, (0, 0, 0, 1))
         result.append((likelihood, widened.to(cells.batch.targets.device)))
-    return result, error / max(most, 1e-30)
+    return result, error / max(most, rounding.TINY)
 
 
 @dataclass
@@ -143,13 +143,13 @@ class Leaf:
     @property
     def error(self) -> float:
         """Return the largest error over the largest right magnitude."""
-        return self.worst / max(self.largest, 1e-30)
+        return self.worst / max(self.largest, rounding.TINY)
 
     @property
     def factor(self) -> float:
         """Return the factor that fits best as a multiple of the right gradient: rounding hardly
         moves it."""
-        return 1 + self.product / self.square if self.largest > 1e-30 else 1.0
+        return 1 + self.product / self.square if self.largest > rounding.TINY else 1.0
 
 
 class Errors:
@@ -196,7 +196,7 @@ class Errors:
     def note_sums(self, over: str, errors: torch.Tensor, sizes: torch.Tensor) -> None:
         """Note sums of differences and the right sums of the same shape, which were summed over
         `over`."""
-        least = max(rounding.FLOOR * sizes.mean().item(), 1e-30)
+        least = max(rounding.FLOOR * sizes.mean().item(), rounding.TINY)
         self.sums[over] = max(self.sums[over], largest(errors / sizes.clamp(min=least)))
 
     def collect(self, parts: Iterable[Part]) -> None:
@@ -303,7 +303,7 @@ class Sketch:
         result = {}
         for name, (length, *sums) in right.items():
             difference = self.sums[name] - torch.tensor(sums, dtype=torch.float64)
-            error = float(difference.square().mean().sqrt()) / max(length, 1e-30)
+            error = float(difference.square().mean().sqrt()) / max(length, rounding.TINY)
             result[name] = math.inf if math.isnan(error) else error
         return result
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rnnt_bench.losses.rounding import TINY
 from rnnt_bench.losses.topologies import REGULAR, Arc, Topology, chosen, next_targets
 
 LOG_ZERO = -math.inf
@@ -209,4 +210,4 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     difference = (actual - expected).abs().max().item() if expected.numel() else 0.0
     if math.isnan(difference):
         return math.inf
-    return difference / max(expected.abs().max().item() if expected.numel() else 0.0, 1e-30)
+    return difference / max(expected.abs().max().item() if expected.numel() else 0.0, TINY)

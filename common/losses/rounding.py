@@ -34,6 +34,8 @@ FRAMES_A_PLACE = 5
 #: An error in float32 of so many times what is allowed is imprecise, where the loss is right in
 #: float64.
 IMPRECISE = 10.0
+#: Magnitudes below this count as 0: float32 does not hold them, or not their products.
+TINY = 1e-30
 #: A right sum counts as at least this share of the mean one, since rounding may exceed a smaller
 #: sum.
 FLOOR = 0.1
@@ -115,11 +117,11 @@ def allowed(
     of_scores = precision.eps * score
     places = max(places, math.sqrt(max(steps)) / 2)
     of_a_posterior = of_scores * max(steps) + precision.eps * places * abs(loss)
-    largest = min(max(largest, 1e-30), 1.0)
+    largest = min(max(largest, TINY), 1.0)
     of_an_entry = precision.eps * places / largest
     neglected = negligible * max(T * (U + 1) for T, U in shapes)
     of_a_gradient = of_a_posterior / largest + of_an_entry + neglected
-    of_the_loss = of_scores * sum(steps) / max(abs(loss if right is None else right), 1e-30)
+    of_the_loss = of_scores * sum(steps) / max(abs(loss if right is None else right), TINY)
     sums = precision.sums + 2 * of_a_posterior + neglected
     return Allowed(
         loss=precision.error + of_the_loss,

@@ -13,6 +13,7 @@ from rnnt_bench.losses import oracle
 from rnnt_bench.losses.adapter import Adapter
 from rnnt_bench.losses.inputs import Batch
 from rnnt_bench.losses.judge import Answer, Judged, gradient_of
+from rnnt_bench.losses.rounding import TINY
 
 Shapes = Sequence[tuple[int, int]]
 #: Largest relative difference between the ratio of the two values and a ratio with a known cause.
@@ -46,7 +47,7 @@ def of_worst(shapes: Shapes, answer: Answer, worst: Judged, fitting: dict[str, f
     if leaf.missing:
         return f"{where}, the {name} is missing"
     left = math.sqrt(
-        max(leaf.distance - (leaf.factor - 1) ** 2 * leaf.square, 0.0) / max(leaf.square, 1e-30)
+        max(leaf.distance - (leaf.factor - 1) ** 2 * leaf.square, 0.0) / max(leaf.square, TINY)
     )
     if left < min(NEAR * abs(leaf.factor), abs(leaf.factor - 1) / 2):
         digits = 4 if abs(leaf.factor - 1) > NEAR / 2 else 8

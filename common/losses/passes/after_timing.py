@@ -219,7 +219,7 @@ def compared(context, scope: str, inputs: Any, prepared: Any, loss: float) -> tu
 def of_loss(
     loss: float, right: float, most: float, shapes: Sequence[tuple[int, int]]
 ) -> tuple[float, str]:
-    error = abs(loss - right) / max(abs(right), 1e-30)
+    error = abs(loss - right) / max(abs(right), rounding.TINY)
     if error <= most:
         return error, ""
     guess = words.guess(loss, right, [*shapes])
