@@ -81,8 +81,6 @@ def benchmark(
     chosen = [key for key, value in flags.items() if value is not None]
     swept = [axis.key for axis in arguments.sweep]
     settings.check_kinds([*chosen, *swept], {implementations.find(name).kind for name in python_of})
-    if arguments.budget:
-        flags = {**flags, "passes": flags["passes"] or settings.PASSES[:3]}
     cells = settings.cells(arguments.sweep)
     settings_of_cells = _settings(arguments.sweep, flags, device)
     folders: list[Path] = []
@@ -188,7 +186,7 @@ def _settings(
     """Return the settings of each cell of a sweep; of one cell without a sweep.  Raises UserError
     for flags that have no effect."""
     settings.check_axes(axes, flags)
-    if axes:
+    if axes or flags["budget"]:
         flags = {**flags, "passes": flags["passes"] or settings.PASSES[:3]}
     resolved = [settings.resolve({**flags, **cell}, device) for cell in settings.cells(axes)]
     return [replace(cell, budget=None) for cell in resolved] if axes else resolved
@@ -312,7 +310,8 @@ def finish(
     """Print the table, write it whole and the report to --log-dir, and return the exit code.
 
     short, details: the table without and with --details, "" where that is the same; log: what
-    --log-dir holds, where that is read already.  Raises the UserError that stopped the measuring."""
+    --log-dir holds, where that is read already.  Raises the UserError that stopped the
+    measuring."""
     path = arguments.log_dir / DETAILS
     line = f"stages, options, limits, notes: {path}" if details and not arguments.quiet else ""
     try:
