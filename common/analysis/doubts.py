@@ -111,7 +111,8 @@ def _about_errors(row: Row) -> Iterator[Doubt]:
 
 
 def _results(names: Sequence[str]) -> str:
-    """Word what a step returns: "loss", and tensors that get a gradient; "given" is what a loss takes."""
+    """Word what a step returns: "loss", and tensors that get a gradient; "given" is what a loss
+    takes."""
     words = {"loss": "the loss", "given": "the gradient of its input"}
     return " and ".join(words.get(name, f"the gradient of {name}") for name in names)
 

@@ -91,8 +91,8 @@ class Config(Struct, kw_only=True):
 
 @dataclass
 class Matrix:
-    """Hold rows, the cases that they were asked, a line on device, day and revision, and when the run
-    started."""
+    """Hold rows, the cases that they were asked, a line on device, day and revision, and when the
+    run started."""
 
     heading: str
     rows: Sequence[Row]
@@ -124,8 +124,8 @@ def leaves_nan(outcome: Outcome) -> bool:
     return outcome.result == PASS and outcome.message.endswith(NAN_GRADIENT)
 
 
-def called(row: Row) -> str:
-    return row.name + (SIMULATED if row.simulator else "")
+def called(name: str, row: Row) -> str:
+    return name + (SIMULATED if row.simulator else "")
 
 
 def short(name: str) -> str:
@@ -219,12 +219,8 @@ def remarks(matrix: Matrix) -> list[str]:
     packages: dict[str, Row] = {}
     for row in judged:
         packages.setdefault(row.name.partition(":")[0], row)
-    simulated = [name for name, row in packages.items() if row.simulator]
-    heads = [
-        f"{short(name)} {name}{SIMULATED if name in simulated else ''}"
-        for name in packages
-        if short(name) != name or name in simulated
-    ]
+    named = {name: called(name, row) for name, row in packages.items()}
+    heads = [f"{short(name)} {words}" for name, words in named.items() if short(name) != words]
     if any(leaves_nan(outcome) for row in judged for outcome in row.cells.values()):
         legend.append("* the loss is infinite as asked, the gradient nan")
     lines = ["; ".join(legend)]
@@ -256,7 +252,7 @@ def answer_of(matrix: Matrix, of_user: Sequence[str] = ()) -> kept.Answer:
     """Return a matrix as all formats show it; losses `of_user` fail the command where they are
     wrong or not judged."""
     judged = [row for row in matrix.rows if row.cells]
-    clean = [called(row) for row in judged if not _odd_cases(row, matrix.cases)]
+    clean = [called(row.name, row) for row in judged if not _odd_cases(row, matrix.cases)]
     asked = f"{matrix.heading}; {text.count(len(matrix.cases), 'case')}"
     pairs = [
         (row.name, case.name, outcome_of(row, case)) for row in judged for case in matrix.cases

@@ -4,8 +4,8 @@ a datasheet.
 Bandwidth: adding in place (two reads and a write, as a loss does), reading alone and writing alone.
 The buffer is far above every cache, as the logits of a batch are.  Matrix rate: square products in
 the run's dtype, of 2 n^3 operations each.  torch.mm computes them, and on a CPU a loop of the
-suite's own too, since torch's may not use what the processor has.  Other load can only slow them down, so the best
-repeat of a process counts; the records keep every repeat.
+suite's own too, since torch's may not use what the processor has.  Other load can only slow them
+down, so the best repeat of a process counts; the records keep every repeat.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def is_skipped(position: Position, grid: Dimensions) -> bool:
 
 
 class Request(Struct):
-    """What a job is given: the cell of a configuration that it measures."""
+    """Hold a configuration and the cell of it that a job measures."""
 
     config: Profile
     cell: Position

@@ -54,9 +54,8 @@ OF_MODEL = ("shape_file", "seed", "threads", "vocab_size", "file_vocab_size")
 #: The group of flags that need --model.
 TRAINING = "the batch of a whole training, bucket by bucket"
 #: Flags that have no effect with it.
-WITHOUT_MODEL = (
-    *("only", "loss", "topology", "skip", "largest_cap", "in_place"),
-    *(key for key in settings.SETTINGS if key not in (*OF_MODEL, "device")),
+WITHOUT_MODEL = ("only", "loss", "topology", "skip", "largest_cap", "in_place") + tuple(
+    key for key in settings.SETTINGS if key not in (*OF_MODEL, "device")
 )
 #: Ends of the names of lhotse's manifests.
 MANIFESTS = (".json", ".jsonl", ".gz")

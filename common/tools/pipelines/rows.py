@@ -95,7 +95,7 @@ class Pipeline(Struct, kw_only=True):
 
 
 class Request(Struct):
-    """What a job is given: the numbers of the example and the stage that it measures."""
+    """Hold a configuration and the numbers of the example and the stage of it that a job measures."""
 
     config: Pipeline
     example: int
