@@ -23,6 +23,7 @@ from rnnt_bench.losses import layouts
 from rnnt_bench.losses.passes import memory as memory_pass
 from rnnt_bench.losses.passes import timing as timing_pass
 from rnnt_bench.records.schema import Stop
+from rnnt_bench.system.memory import children_bytes
 
 from commands import ROOT
 from fixtures_runs import MIB, correctness, memory, status, timing, write_run
@@ -219,3 +220,22 @@ def test_the_memory_of_a_child_counts():
 
     peaks = instruments_memory.peaks(lambda: SimpleNamespace(run=run), CPU, profiler=False)
     assert 60 < peaks["process_bytes"] / MIB < 100
+
+
+def test_a_child_that_still_has_the_memory_of_its_parent_does_not_count(tmp_path):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    spawn = (
+        "import os, sys; x = b'x' * (60 << 20); print(flush=True)\n"
+        "actions = [(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)]\n"
+        "os.posix_spawn('/bin/cat', ['cat'], {}, file_actions=actions)\n"
+        "os.wait()"
+    )
+    command = [sys.executable, "-c", spawn, str(gate)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
+        parent.stdout.readline()
+        time.sleep(0.5)  # its child waits for the gate before it becomes cat
+        assert children_bytes(str(parent.pid)) == 0
+        with open(gate, "w"):
+            time.sleep(0.2)
+            assert 0 < children_bytes(str(parent.pid)) < 10 * MIB

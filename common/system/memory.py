@@ -161,11 +161,17 @@ def allocated_bytes() -> tuple[int, int]:
 
 def children_bytes(process: str = "self") -> int:
     """Return the memory that the children of a process, and theirs, share with no other process; 0
-    where the system does not tell (CONFIG_PROC_CHILDREN)."""
+    where the system does not tell (CONFIG_PROC_CHILDREN).
+
+    A thread that sleeps uninterruptibly may wait for the program of a child made by vfork, which
+    until then has the memory of its parent: children of such a thread do not count."""
     size = 0
-    for path in Path(f"/proc/{process}/task").glob("*/children"):
+    for thread in Path(f"/proc/{process}/task").glob("*"):
         with suppress(OSError):  # it has ended
-            for child in path.read_text().split():
+            children = (thread / "children").read_text().split()
+            if (proc_field(f"{thread}/status", "State") or "").startswith("D"):
+                continue
+            for child in children:
                 size += _proc_bytes(f"/proc/{child}/smaps_rollup", "Private_Dirty") or 0
                 size += children_bytes(child)
     return size
