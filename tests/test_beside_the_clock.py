@@ -156,7 +156,7 @@ def test_a_leak_of_each_round_is_noted(kept_mb, noted, tmp_path):
     for number, mb in enumerate(kept_mb, start=1):
         lines = timing(f"timing-{number}", [10, 20], [1, 2])
         kept = None if mb is None else int(mb * MIB)
-        rounds.append([*lines[:-1], {"record": "stop", "job": f"timing-{number}", "scope": "step", "kept_bytes": kept}])
+        rounds.append([*lines[:-1], {"record": "stop", "job": f"timing-{number}", "scope": "step", "leaked_bytes": kept}])
         rounds[-1].append(lines[-1])
     write_run(tmp_path / "run", jobs=[correctness(), *rounds, memory(8, 32), [status("trace")]])
     (row,) = logs.rows([tmp_path])
@@ -179,7 +179,7 @@ def test_a_leak_of_every_gradient_is_measured(monkeypatch, leaks, share):
     ends = [line for line in timing_pass.run(context_of(adapter, SHAPES, 2)) if isinstance(line, Stop)]
     of_logits = 4 * 2 * 20 * 6 * 40
     assert {end.scope for end in ends} == {"loss", "step"} and bool(held) == bool(leaks)
-    assert all(end.kept_bytes == pytest.approx(share * of_logits, rel=0.5, abs=of_logits / 10) for end in ends)
+    assert all(end.leaked_bytes == pytest.approx(share * of_logits, rel=0.5, abs=of_logits / 10) for end in ends)
 
 
 # Memory.

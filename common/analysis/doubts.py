@@ -156,8 +156,8 @@ def _about_traces(row: Row) -> Iterator[Doubt]:
 def _kept_mb(row: Row) -> float:
     """Return how much more memory a scope keeps after each step, in the round in which it is
     least."""
-    stops = [line for line in row.lines_of(schema.Stop) if line.kept_bytes is not None]
-    rounds = text.gathered((line.scope, (line.kept_bytes or 0) / text.MB) for line in stops)
+    stops = [line for line in row.lines_of(schema.Stop) if line.leaked_bytes is not None]
+    rounds = text.gathered((line.scope, (line.leaked_bytes or 0) / text.MB) for line in stops)
     return max(map(min, rounds.values()), default=0.0)
 
 

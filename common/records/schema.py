@@ -497,7 +497,7 @@ class Stop(JobLine, kw_only=True, tag="stop"):
         seed: of the random sums and of the batch of the further question, drawn after the last
           sample
         changed: what the loss has changed of its process (threads, default dtype, ...), in words
-        kept_bytes: how much more memory was in use after each sample, from the third on; null for
+        leaked_bytes: how much more memory was in use after each sample, from the third on; null for
           too few samples
     """
 
@@ -507,7 +507,7 @@ class Stop(JobLine, kw_only=True, tag="stop"):
     grad_error: float | None = None
     seed: int | None = None
     changed: list[str] = []
-    kept_bytes: Bytes | None = None
+    leaked_bytes: Bytes | None = None
 
 
 class Memory(JobLine, kw_only=True, tag="memory"):

@@ -159,7 +159,7 @@ def run(context) -> Iterator[Sample | Stop]:
             last = Last.taken(context, scope, *of_scope.latest.pop())
         ends.append(
             (
-                Stop(scope=scope, round=context.round, kept_bytes=of_scope.kept()),
+                Stop(scope=scope, round=context.round, leaked_bytes=of_scope.kept()),
                 of_scope.taken,
                 last,
             )
