@@ -9,9 +9,9 @@ cores this takes some five minutes.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -36,8 +36,7 @@ COLUMNS = ("before", "mwer", "transducer loss")
 def run(script: str, *flags: Any) -> dict[str, Any]:
     """Return the line of JSON that an example prints."""
     command = [sys.executable, str(ROOT / "examples" / script), *map(str, flags)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
 def of_mean(values: Sequence[float]) -> str:
@@ -69,4 +68,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

@@ -2,13 +2,14 @@
 and step."""
 
 import torch
-from train import Model  # examples/train.py
+from train import Model, check_loss  # examples/train.py
 
 VOCAB = 500
 
 
 def small(loss="fused"):
     """Return the model; `loss` is one of those of train.py."""
+    check_loss(loss)
     model = Model(VOCAB)
     model.kind = loss
     return model

@@ -12,6 +12,8 @@ VOCAB = 500
 def small(loss="fused"):
     """Return the model, with fused_transducer's loss in place, or with torchaudio's of its
     logits."""
+    if loss not in ("fused", "torchaudio"):
+        raise ValueError(f"there is no loss {loss!r}; choose from fused, torchaudio")
     model = make_model("parakeet-rnnt", VOCAB, width=128)
     return recipes.patch(model) if loss == "fused" else model
 

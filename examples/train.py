@@ -10,13 +10,23 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 import torchaudio
 from torch import nn
 
-from fused_transducer import TransducerLoss
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # for who has not installed the loss
 
+from fused_transducer import TransducerLoss  # noqa: E402
+
+#: Losses by name, and the package of each.
+LOSSES = {
+    "fused": "fused_transducer",
+    "torchaudio": "torchaudio",
+    "fast_rnnt-pruned": "fast_rnnt",
+}
 RATE, ONSETS = 22_050, "b d f g k l m n p r s t v z br dr fr kr pr tr".split()
 SYLLABLES = [
     onset + vowel + coda
@@ -24,6 +34,17 @@ SYLLABLES = [
     for vowel in "aeiou"
     for onset in ONSETS
 ]
+
+
+def check_loss(name):
+    """Raise ValueError for a name that is none of LOSSES, or whose package is not installed."""
+    if name not in LOSSES:
+        raise ValueError(f"there is no loss {name!r}; choose from {', '.join(LOSSES)}")
+    if not find_spec(LOSSES[name]):
+        compiled = "$(.venv/main/bin/python -m rnnt_bench.setup.extensions fast_rnnt)"
+        raise ValueError(
+            f"{LOSSES[name]} is not installed; in a checkout set PYTHONPATH={compiled}"
+        )
 
 
 def speak(text, speed, pitch):
@@ -146,9 +167,7 @@ class Model(nn.Module):
 def main():
     """Train, recognise the first 100 utterances, which are held out, and print a line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--loss", choices=["fused", "torchaudio", "fast_rnnt-pruned"], default="fused"
-    )
+    parser.add_argument("--loss", choices=LOSSES, default="fused")
     for name, default in {
         "seed": 0,
         "steps": 400,
@@ -165,6 +184,10 @@ def main():
     )
     if given.steps <= 10:
         parser.error("--steps: give more than 10; in a tenth of them the learning rate rises")
+    try:
+        check_loss(given.loss)
+    except ValueError as error:
+        parser.error(f"--loss: {error}")
     if given.save:
         os.makedirs(given.save, exist_ok=True)
     torch.manual_seed(given.seed)

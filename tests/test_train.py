@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import sys
 
 import pytest
@@ -22,7 +21,7 @@ SMALL = ("--steps", 12, "--utterances", 112, "--vocab", 9)
 
 
 def trained(*flags):
-    done = run("examples/train.py", *SMALL, *flags, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = run("examples/train.py", *SMALL, *flags)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -45,6 +44,14 @@ def test_a_model_is_saved_and_recognises(tmp_path):
         assert model.eval().error_rate(saved["held_out"]) == told["error_rate"] <= 2
 
 
+def test_a_loss_whose_package_is_not_here_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(train, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--loss", "fast_rnnt-pruned"])
+    with pytest.raises(SystemExit, match="2"):
+        train.main()
+    assert "fast_rnnt is not installed" in capsys.readouterr().err
+
+
 def test_the_beam_is_the_sum_over_all_alignments(monkeypatch):
     torch.manual_seed(0)
     model, frames, scores = train.Model(3, width=8).eval(), torch.randn(3, 8), {}
@@ -64,7 +71,7 @@ def test_the_beam_is_the_sum_over_all_alignments(monkeypatch):
 def test_a_checkpoint_is_trained_on_by_its_expected_errors(tmp_path):
     trained("--save", tmp_path)
     flags = ("--steps", 2, "--utterances", 112)
-    done = run("examples/mwer.py", tmp_path / "12.pt", *flags, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = run("examples/mwer.py", tmp_path / "12.pt", *flags)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert all(0 <= told[name] for name in ("before", "mwer", "transducer loss"))
