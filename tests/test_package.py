@@ -13,6 +13,7 @@ import pytest
 import rnnt_bench
 from rnnt_bench import api
 from rnnt_bench.analysis import doubts
+from rnnt_bench.cli import parser
 from rnnt_bench.command import COMMANDS
 from rnnt_bench.core import called
 from rnnt_bench.pytest_plugin import not_slower  # noqa: F401
@@ -171,9 +172,32 @@ def test_a_function_of_a_package_is_measured_as_a_row(folder, tmp_path):
     assert {row["name"] for row in rnnt_bench.load(tmp_path)} == rows.keys()
 
 
-def test_a_loss_that_is_not_there_is_one_line(folder):
-    for loss, word in (("nowhere.rnnt:loss", "nowhere"), ("nowhere.py:loss", "no such file"), ("loss", ":FUNCTION")):
-        assert_user_error(run("benchmark_all.py", "--loss", loss, cwd=folder), "--loss", word)
+LOST = {
+    "nowhere.rnnt:loss": "nowhere",
+    "mypackage.nowhere:loss": "mypackage.nowhere is not found",
+    "mypackage.rnnt:nix": "no function nix",
+    "nowhere.py:loss": "no such file",
+    "mypackage/rnnt.py:negativ": "did you mean 'negative'",
+    "broken.py:loss": "line 1: not Python",
+    "loss": ":FUNCTION",
+}
+
+
+@pytest.mark.parametrize(
+    "command", ["benchmark_all.py", "rnnt-bench sweep vocab-size=5", "rnnt-bench check", "rnnt-bench largest"]
+)
+def test_a_loss_that_is_not_there_is_one_line(command, folder):
+    (folder / "broken.py").write_text("def loss(:")
+    for loss, words in LOST.items():
+        assert_user_error(run(*command.split(), "--loss", loss, cwd=folder), "--loss", words)
+
+
+def test_a_function_that_a_file_may_make_is_no_mistake(folder):
+    for number, text in enumerate(
+        ["from mypackage.rnnt import *", "def __getattr__(name): ...", "globals()['made'] = 1"]
+    ):
+        (folder / f"maker{number}.py").write_text(text)
+        assert parser.own_loss(f"{folder}/maker{number}.py:made") == f"maker{number}.made"
 
 
 def test_a_function_of_a_file_is_checked(folder):
@@ -418,7 +442,7 @@ def test_lines_that_cannot_be_read_are_no_whole_folder(tmp_path):
     change(tmp_path / "log" / "003-fused", "sample", total_wall_ns="damaged")
     done = run("rnnt-bench", "submit", tmp_path / "log", "--into", tmp_path / "results")
     assert done.returncode == 1 and "003-fused" in done.stderr and "cannot be read" in done.stderr
-    assert "complete" not in done.stdout
+    assert not done.stdout and not any((tmp_path / "results").iterdir())
     check = run("rnnt-bench", "submit", "--check", tmp_path / "log")
     assert check.returncode == 1 and "003-fused" in check.stderr
 

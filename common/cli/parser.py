@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import sys
@@ -23,6 +24,7 @@ from rnnt_bench.core.implementations import (
     of_file,
     with_variants,
 )
+from rnnt_bench.core.text import closest
 
 #: The default of --wait.
 WAIT_SECONDS = 60.0
@@ -229,8 +231,11 @@ def own_loss(text: str) -> str:
         name = name or f"{path.stem}.{function}"
         target = f"{path}:{function}"
     else:
+        folder, path = _place_of(module)
         name = name or f"{module}.{function}"
-        folders = (_folder_of(module.partition(".")[0]),)
+        folders = (str(folder),)
+    if path.suffix == ".py" and path.is_file():  # not within an archive
+        _need_function(path, function)
     script = files.BUILD / "losses" / f"loss_of_{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.py"
     content = (
         f'"""Made by --loss {target}."""\nfrom rnnt_bench.losses.adapter import OfFunction\n\nclass Own(OfFunction):\n'
@@ -241,16 +246,37 @@ def own_loss(text: str) -> str:
     return of_file(str(script)).name
 
 
-def _folder_of(package: str) -> str:
-    """Return the folder that a package or module lies in, the current folder first."""
-    spec = PathFinder.find_spec(package, [os.getcwd(), *sys.path])
-    paths = [*(spec.submodule_search_locations or []), spec.origin] if spec else []
-    path = next(filter(None, paths), None)
-    if path is None:
-        raise UserError(
-            f"{package} is not found here, nor by {sys.executable}; install it or give FILE.py:FUNCTION"
-        )
-    return str(Path(path).resolve().parent)
+def _place_of(module: str) -> tuple[Path, Path]:
+    """Return the folder that the package of a module lies in, the current folder first, and the
+    module's file, or its folder where it has no file.  Raises UserError."""
+    places: list[Path] = []
+    search = [os.getcwd(), *sys.path]
+    for part in module.split("."):
+        spec = PathFinder.find_spec(part, search)
+        search = list(spec.submodule_search_locations or ()) if spec else []
+        place = (spec and spec.origin) or next(iter(search), None)
+        if place is None:
+            raise UserError(
+                f"{module} is not found here, nor by {sys.executable}; install it or give FILE.py:FUNCTION"
+            )
+        places.append(Path(place).resolve())
+    package = places[0].parent if places[0].name == "__init__.py" else places[0]
+    return package.parent, places[-1]
+
+
+def _need_function(path: Path, function: str) -> None:
+    """Raise UserError for a file that is no Python, or nowhere has the name of the function."""
+    source = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        statements = ast.parse(source).body
+    except SyntaxError as error:
+        raise UserError(f"{path}, line {error.lineno}: not Python ({error.msg})") from error
+    name = function.partition(".")[0]
+    if not re.search(rf"\b{re.escape(name)}\b|import \*|__getattr__", source):
+        names = [
+            each.name for each in statements if isinstance(each, (ast.FunctionDef, ast.ClassDef))
+        ]
+        raise UserError(f"{path}: has no function {name}{closest(name, names)}")
 
 
 def standard() -> tuple[str, ...]:

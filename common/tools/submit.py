@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -257,27 +258,26 @@ def main(options: argparse.Namespace) -> int:
         reason = files.not_a_folder(folder)
         if reason:
             raise UserError(f"{folder}: {reason}; name a folder with runs")
-    folders = options.folders
-    lost: list[str] = []
-    if not options.check:
-        folders = [made(options)]
-        lost += damage(options.folders[0])
-    lines = []
-    for folder in folders:
-        lines += [f"{folder}: {problem}" for problem in dict.fromkeys([*lost, *problems(folder)])]
+    found = (
+        {folder: list(problems(folder)) for folder in options.folders}
+        if options.check
+        else made(options)
+    )
+    lines = [f"{folder}: {problem}" for folder in found for problem in dict.fromkeys(found[folder])]
     for line in lines:
         print(line, file=sys.stderr)
     if not lines:
         print(
             "complete and consistent: send it as a pull request"
-            if len(folders) == 1
+            if len(found) == 1
             else "all are complete"
         )
     return EXIT_FAILED if lines else EXIT_OK
 
 
-def made(options: argparse.Namespace) -> Path:
-    """Make a folder of a log folder, and print its path.  Raises UserError."""
+def made(options: argparse.Namespace) -> dict[Path, list[str]]:
+    """Make a folder of a log folder, and print its path; or return the problems of the log folder
+    for which there is none.  Raises UserError."""
     if len(options.folders) > 1:
         raise UserError("name one log folder; several are taken with --check alone")
     source = options.folders[0]
@@ -294,8 +294,12 @@ def made(options: argparse.Namespace) -> Path:
         raise UserError(
             files.cannot_write(folder, error, files.another("--into", "folder"))
         ) from error
+    lines = [*damage(source), *problems(folder)]
+    if lines:
+        shutil.rmtree(folder)  # made a moment ago
+        return {source: lines}
     print(folder)
-    return folder
+    return {folder: []}
 
 
 def write(rows: Sequence[Row], folder: Path, replaces: bool = False) -> None:
