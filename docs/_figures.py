@@ -17,6 +17,7 @@ is a function of QUOTES.  A test compares pages and records.
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -562,4 +563,5 @@ def write() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     write()

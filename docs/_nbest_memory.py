@@ -9,6 +9,7 @@ above what the inputs take.  Output is Markdown; on two cores this takes two min
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -65,7 +66,11 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print(json.dumps(peaks(int(sys.argv[1]), sys.argv[2])))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("size", nargs="?", type=int, help="Measure this size alone, and print JSON.")
+    parser.add_argument("way", nargs="?", choices=WAYS, default=WAYS[0], help=f"Default: {WAYS[0]}")
+    given = parser.parse_args()
+    if given.size:
+        print(json.dumps(peaks(given.size, given.way)))
     else:
         main()

@@ -7,6 +7,7 @@ and grey.  report-*.png: the upper part of the report, light and dark, on a phon
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -60,7 +61,7 @@ def picture(rows: list[Row]) -> Figure:
     return Figure("picture", title, "", title, data, frame)
 
 
-def main(folder: str = FOLDER) -> None:
+def main(folder: str) -> None:
     """Write the pictures of the runs in a folder."""
     paths = [ROOT / folder]
     log = logs.read_any(paths)
@@ -82,4 +83,6 @@ def main(folder: str = FOLDER) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", default=FOLDER, help=f"Folder of records. Default: {FOLDER}")
+    main(parser.parse_args().folder)

@@ -6,6 +6,7 @@ python tests/answers.py diff DIR DIR  print the files that differ, with their fi
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import html
 import random
@@ -79,5 +80,9 @@ def diff(before: Path, after: Path) -> int:
 
 
 if __name__ == "__main__":
-    _, action, *paths = sys.argv
-    sys.exit(keep(Path(paths[0])) if action == "keep" else diff(*map(Path, paths)))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    actions = parser.add_subparsers(dest="action", required=True)
+    for name, folders in (("keep", 1), ("diff", 2)):
+        actions.add_parser(name).add_argument("folders", nargs=folders, type=Path, metavar="DIR")
+    given = parser.parse_args()
+    sys.exit({"keep": keep, "diff": diff}[given.action](*given.folders))

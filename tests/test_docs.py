@@ -10,6 +10,7 @@ import re
 import runpy
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,25 @@ def test_pages_have_what_the_records_say():
     pages = {path: path.read_text(encoding="utf-8") for path in figures["PAGES"]}
     assert sum(len(figures["BLOCK"].findall(page)) for page in pages.values()) >= 9
     assert {path: figures["written"](page) for path, page in pages.items()} == pages
+
+
+PROGRAMS = [
+    path
+    for pattern in ("docs/*.py", "examples/*.py", "data/vectors/*.py", "tests/answers.py", "tests/mutants.py")
+    for path in sorted(ROOT.glob(pattern))
+    if '__name__ == "__main__"' in path.read_text(encoding="utf-8") and path.name != "_results.py"  # names its runs
+]
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
+def test_a_program_of_a_page_says_what_it_does_and_does_nothing_yet(path, monkeypatch, capsys):
+    if "finetune" in path.name:
+        pytest.importorskip("transformers")
+    monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+    monkeypatch.setattr(sys, "path", [str(path.parent), *sys.path])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    assert not ended.value.code and "usage: " in capsys.readouterr().out
 
 
 def test_the_sbatch_script_sets_up_and_hands_its_end_on(tmp_path):

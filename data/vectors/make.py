@@ -9,6 +9,7 @@ same bits.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -194,7 +195,7 @@ def made(
     }
 
 
-def main(folder: Path = HERE) -> None:
+def main(folder: Path) -> None:
     """Write values.npy and index.json into `folder`."""
     writer, entries = Writer(), []
     for number, topology in enumerate([*TOPOLOGIES, "mwer"]):
@@ -213,4 +214,8 @@ def main(folder: Path = HERE) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:2]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=HERE, help="Default: beside this file"
+    )
+    main(parser.parse_args().folder)
