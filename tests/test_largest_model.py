@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
+from rnnt_bench.core.errors import UserError
 from rnnt_bench.data import generation, shapes
 from rnnt_bench.system import memory
 from rnnt_bench.tools.kept import read
@@ -367,6 +368,13 @@ def test_models_by_name_take_a_step(name, given, monkeypatch):
     assert any(not torch.equal(*pair) for pair in zip(weights, training.model.parameters()))
 
 
+@pytest.mark.parametrize("file, choices", [("largest", ["fast_rnnt-pruned"]), ("largest_parakeet", ["torchaudio"])])
+def test_a_loss_that_an_example_does_not_have_is_refused_with_its_choices(file, choices, monkeypatch):
+    with pytest.raises(UserError) as raised:
+        trained(f"examples/{file}.py:small", {"loss": "nothing"}, monkeypatch)
+    assert all(word in str(raised.value) for word in ["'nothing'", "fused", *choices])
+
+
 def test_gradient_checkpointing_runs_a_layer_twice_in_less_memory(monkeypatch):
     """The part of a layer: hooks of the layer itself run once, since transformers checkpoints its forward alone."""
     import torch
@@ -418,7 +426,9 @@ def test_a_yaml_names_the_model_of_the_profile(tmp_path, capsys):
     assert {(job["loss"], job["features"], job["vocab_size"], job["arguments"]["layers"]) for job in given} == {
         (loss, 40, 70, 2) for loss in ("fused", "torchaudio")
     }
-    assert called(Canned(answer), *words, "--arg", "layer=2") == 2 and "layers" in capsys.readouterr().err
+    wrong = ("--arg layer=2", "layers"), ("--losses fused,nothing", "fast_rnnt"), ("--losses k2", "--losses fast_rnnt")
+    for flag, advice in wrong:
+        assert called(Canned(), *words, *flag.split()) == 2 and advice in capsys.readouterr().err
 
 
 def test_buckets_are_those_of_a_manifest_too(tmp_path, capsys):

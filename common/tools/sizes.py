@@ -1,14 +1,18 @@
-"""The sizes of the Conformer transducer that `profile` and `largest` make, and the YAML files that
-say them."""
+"""The sizes of the Conformer transducer that `profile` and `largest` make, the YAML files that say
+them, and the losses that it can have."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from rnnt_bench.core.errors import UserError
+from rnnt_bench.core.implementations import IMPLEMENTATIONS, OTHER_TORCH, Implementation, find
+from rnnt_bench.setup import interpreters
 from rnnt_bench.tools import configuration
 from rnnt_bench.tools.configuration import Positive
 
@@ -50,3 +54,17 @@ def read_sizes(config: str, changes: Sequence[tuple[str, str]], flag: str) -> Si
     configuration.converted(values, Sizes, config)
     values.update((key, configuration.parsed(value, f"{flag} {key}")) for key, value in changes)
     return configuration.converted(values, Sizes, flag)
+
+
+def loss_here(name: str, flag: str) -> Implementation:
+    """Return a loss for the model.  Raises UserError for one that does not run in this Python; the
+    advice is one of its kind that does."""
+    row = find(name)
+    if not row.condition and (row.environment == "main" or not interpreters.lacks(row.package)):
+        return row
+    others = (other for other in IMPLEMENTATIONS if OTHER_TORCH in other.controls)
+    advice = next((other.name for other in others if other.kind == row.kind), "fused")
+    raise UserError(
+        f"{flag} {row.name}: the model runs in this Python alone ({sys.executable}), under torch 2.1 or newer; give "
+        f"{flag} {advice}"
+    )

@@ -25,7 +25,7 @@ from rnnt_bench.tools import commands, configuration, kept
 from rnnt_bench.tools.largest import buckets, losses
 from rnnt_bench.tools.largest.losses import TOOL
 from rnnt_bench.tools.largest.search import Search, limit_of
-from rnnt_bench.tools.sizes import ICEFALL, read_sizes
+from rnnt_bench.tools.sizes import ICEFALL, loss_here, read_sizes
 
 DESCRIPTION = """Find the largest batch of each loss that gets through a step within a limit on memory.
 
@@ -370,6 +370,8 @@ def _named(arguments: argparse.Namespace, vocab_size: int, device: str) -> dict[
         words = f"is for a class or a factory; {arguments.model} has the sizes"
         refuse(parser(), arguments, ("args", "features", "vocab_size"), words)
         sizes = read_sizes(arguments.model, arguments.arg, "--arg")
+        for loss in filter(None, arguments.losses):
+            loss_here(loss, "--losses")
         config = ICEFALL if arguments.model == ICEFALL else ""
         values = {**as_written(sizes), "config": config, "device": device}
         return {

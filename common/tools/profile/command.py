@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rnnt_bench.cli.parser import add_setting
-from rnnt_bench.core import files, flag_types, implementations, settings, text
+from rnnt_bench.core import files, flag_types, settings, text
 from rnnt_bench.core.arguments import Parser, refuse
 from rnnt_bench.core.called import command
 from rnnt_bench.core.errors import UserError
@@ -19,7 +19,7 @@ from rnnt_bench.records.schema import as_written
 from rnnt_bench.setup import interpreters
 from rnnt_bench.tools import commands, configuration
 from rnnt_bench.tools.profile.rows import TOOL, Choice, Profile, answer
-from rnnt_bench.tools.sizes import ICEFALL, read_sizes
+from rnnt_bench.tools.sizes import ICEFALL, loss_here, read_sizes
 
 DESCRIPTION = """Show where a training step goes: time, memory and operations of each part of a model and its loss.
 
@@ -187,8 +187,7 @@ def chosen(arguments: argparse.Namespace) -> Choice:
         raise UserError(
             "--arg: is an argument of --model; give that too, or --size for the Conformer transducer"
         )
-    row = implementations.find(arguments.loss)
-    _check_loss(row)
+    row = loss_here(arguments.loss, "--loss")
     if row.kind != "pruned":
         words = f"is for a pruned loss; {row.name} is none"
         refuse(parser(), arguments, ("prune_range",), words)
@@ -210,20 +209,4 @@ def chosen(arguments: argparse.Namespace) -> Choice:
         dropout=arguments.dropout,
         amp=arguments.amp is not None,
         optimizer=arguments.optimizer,
-    )
-
-
-def _check_loss(row: implementations.Implementation) -> None:
-    """Raise UserError for a loss that does not run in this Python; the advice is one of its kind
-    that does."""
-    if not row.condition and (row.environment == "main" or not interpreters.lacks(row.package)):
-        return
-    names = [
-        other.name
-        for other in implementations.IMPLEMENTATIONS
-        if implementations.OTHER_TORCH in other.controls and other.kind == row.kind
-    ]
-    raise UserError(
-        f"--loss {row.name}: a profile runs in this Python alone ({sys.executable}), since labels need torch 2.1 "
-        f"or newer; give --loss {names[0] if names else Choice().loss}"
     )
