@@ -404,8 +404,15 @@ def speechbrain(
     (`transducer_lin`).
 
     encoder_out (N, T, H), decoder_out (N, U+1, H): projected, not unsqueezed; T_shares, U_shares
-    (N,): the lengths over those of the longest, as SpeechBrain has them.
+    (N,): the lengths over those of the longest, as SpeechBrain has them.  Raises ValueError for
+    layers that are each in a DistributedDataParallel or DataParallel of its own.
     """
+    for layer in (joint, output):
+        if isinstance(layer, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            raise ValueError(
+                f"{type(layer).__name__} reduces no gradients of a layer that is not called: call this within the "
+                "forward of a module that has both layers"
+            )
     if joint.joint == "concat":  # a layer of both, one behind the other
         linear = _inner(joint.joint_network)
         weight, bias = of_linear(linear)

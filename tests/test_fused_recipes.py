@@ -465,6 +465,17 @@ def of_speechbrain():
     assert len(go) == 2 and go[0].abs().max() > 0.01 and max(map(error, come, go)) < 1e-10
 
 
+@pytest.mark.parametrize("joint, name", [("sum", "transducer_lin"), ("concat", "Tjoint")])
+def test_a_layer_that_speechbrain_has_put_into_data_parallel_alone_is_refused(joint, name):
+    """Its gradients would differ between GPUs: Brain wraps each of its modules, and none of them is called."""
+    layers = speechbrain_joiner(joint)
+    layers[name] = nn.DataParallel(layers[name])
+    case = problem(LENGTHS, V=V)
+    x, h, shares = torch.zeros(5, 9, E), torch.zeros(5, 5, D), torch.ones(5)
+    with pytest.raises(ValueError, match="DataParallel reduces no gradients"):
+        recipes.speechbrain(layers.Tjoint, layers.transducer_lin, x, h, case.targets, shares, shares)
+
+
 def trained_by_speechbrain(sign, names):
     """Return what a step of Brain.fit_batch adds to the parameters, with GELU as in the recipe for LibriSpeech."""
     import speechbrain
