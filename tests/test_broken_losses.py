@@ -669,7 +669,7 @@ def test_a_loss_that_is_not_a_number_is_called_so(monkeypatch):
     right = adapter.loss
     monkeypatch.setattr(adapter, "loss", lambda logits, given: right(logits, given) * float("nan"))
     record, wrong = judged(context_of(adapter))
-    assert record.at_size is None and "loss not finite" in wrong
+    assert record.at_size is None and "loss nan" in wrong
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
@@ -719,7 +719,7 @@ def test_a_right_loss_is_right_at_the_size_found(name, scope):
 
 @pytest.mark.parametrize("scope", ["step", "loss"])
 def test_a_search_judges_all_utterances_of_the_size_found(scope, monkeypatch):
-    faults = {LeavesOutTheFifth: "the loss is", LeavesOutTheGradientOfTheFifth: "the gradient"}
+    faults = {LeavesOutTheFifth: "loss ", LeavesOutTheGradientOfTheFifth: "the gradient"}
     for kernel, words in faults.items():
         context = broken(kernel(), monkeypatch)
         _, wrong = judged(context)
@@ -879,9 +879,9 @@ def test_right_losses_share_the_seed_and_the_sketch_of_the_right_gradients(tmp_p
     for name in ("reference", "torchaudio", "fused"):
         context = context_of(adapter_of(find(name), "cpu", vocab_size=40), SHAPES, 2)
         context.shared = tmp_path
-        shared.append(after_timing.sketched(context, "step", [context.step("step", 0)], [after_timing.ONE]))
+        shared.append(after_timing.rights_of(context, "step", [context.step("step", 0)]))
         monkeypatch.setattr(judge.Right, "sketch", None)
-    assert shared[0] == shared[1] == shared[2] and len(shared[0]) == 4
+    assert shared[0] == shared[1] == shared[2] and len(shared[0].leaves) == 4
 
 
 def test_no_sample_has_numbers_that_the_loss_has_seen(monkeypatch):
@@ -945,12 +945,16 @@ def test_the_digest_of_a_gpu_has_every_bit_and_its_place():
 def test_right_answers_are_made_once_for_all_losses_of_a_round(tmp_path, monkeypatch):
     context = broken(Broken(), monkeypatch)
     context.shared = tmp_path
-    first, other = (after_timing.expected(context, "step", context.new_batch(0, repeat), None) for repeat in (0, 1))
-    monkeypatch.setattr(oracle, "log_likelihood", lambda arcs: math.nan)
-    assert after_timing.expected(context, "step", context.new_batch(0, 0), None) == first != other
+
+    def error(repeat):
+        return after_timing.judge_loss(context, "step", context.new_batch(0, repeat), None, 1.0)[0]
+
+    first, other = error(0), error(1)
+    monkeypatch.setattr(oracle, "of_parts", lambda parts, *_: (math.nan, parts))
+    assert error(0) == first != other
     with torch.no_grad():
         context.model.output.bias[3] += 1e-6
-    assert math.isnan(after_timing.expected(context, "step", context.new_batch(0, 0), None)[0])
+    assert math.isnan(error(0))
 
 
 def test_a_loss_that_breaks_is_found_by_shared_answers_too(tmp_path, monkeypatch):
@@ -1056,6 +1060,5 @@ def test_the_words_name_the_leaf_that_is_furthest_off():
     for name, factor in (("encoder_out", 1.01), ("output.bias", 3.0)):
         errors.note(name, right * factor, right)
     answer = SimpleNamespace(errors=errors, overwritten=[], shapes=[(4, 2)], loss_error=0.0)
-    words = sentences.at_size(answer, judge.failing(answer, rounding.allowed("float32", [(4, 2)], 1.0, 1.0)))
-    assert words.startswith("gradient of output.bias off by 2.0e+00")
-    assert "gradient of output.bias furthest off in entry [0, 0]: 3, expected 1" in words
+    words = sentences.of_answer(answer, judge.failing(answer, rounding.allowed("float32", [(4, 2)], 1.0, 1.0)))
+    assert "gradient of output.bias is 3 times what is right" in words

@@ -18,7 +18,7 @@ from rnnt_bench.core.implementations import BY_UTTERANCE, IMPLEMENTATIONS, find,
 from rnnt_bench.data import batching
 from rnnt_bench.instruments import memory
 from rnnt_bench.instruments.clock import observed_by
-from rnnt_bench.losses import inputs, judge, layouts, oracle, step
+from rnnt_bench.losses import cells, inputs, judge, layouts, oracle, step
 from rnnt_bench.losses.adapter import described
 from rnnt_bench.losses.passes import correctness, timing
 from rnnt_bench.losses.subject import Context
@@ -95,7 +95,7 @@ def test_every_row_passes_correctness_and_is_right_after_timing(implementation, 
     if adapter.simulated:
         assert correctness.check(adapter, torch.device("cpu")).wrong == ""
         return
-    monkeypatch.setattr(judge, "CHUNK", 5000)  # some frames at a time
+    monkeypatch.setattr(cells, "CHUNK", 5000)  # some frames at a time
     shapes = adapter.lengthened([*LARGE, (6, 0)])
     (record,) = correctness.run(context_of(adapter, shapes))  # raises WrongResult
     judged = record.at_size

@@ -18,7 +18,7 @@ import torch
 from rnnt_bench.conformance.outcomes import DIFFERS, IMPRECISE, NAN_GRADIENT, PASS, Outcome
 from rnnt_bench.core import text
 from rnnt_bench.core.questions import Question
-from rnnt_bench.losses import inputs, judge, layouts, questions, words
+from rnnt_bench.losses import judge, layouts, questions, words
 from rnnt_bench.losses.adapter import Adapter
 from rnnt_bench.losses.inputs import Joiner
 from rnnt_bench.losses.judge import Answer, Factors
@@ -126,13 +126,9 @@ class Examination:
             raise NotAsked("it predicts no durations")
         if question.blank and adapter.but(blank=question.blank).options() == adapter.options():
             raise NotAsked("it has no option for the blank: it is symbol 0")
-        _, T, U = inputs.padded_sizes(question.shapes)
-        slack = question.slack
-        is_padded = question.logits == "sine" and (question.garbage is not None or any(slack))
-        if (
-            is_padded
-            and layouts.of(adapter).padding(question.shapes, T + slack[0], U + slack[1]) is None
-        ):
+        pads_logits = question.garbage is not None or any(question.slack)
+        is_padded = layouts.of(adapter).padding(question.shapes)["given"]
+        if question.logits == "sine" and pads_logits and not is_padded:
             raise NotAsked("its layout has no padding")
 
     @property
@@ -197,7 +193,7 @@ class Examination:
         wrong = [line for line in verdict.wrong if has_gradient or not line.leaf]
         message = ""
         if wrong:
-            message = words.of_worst(self.question.shapes, answer, wrong[0], {})
+            message = words.of_answer(answer, wrong)
         elif verdict.imprecise is not None:
             message = f"{IMPRECISE}{words.size(verdict.imprecise)} in float32, right in float64"
         grad_error = answer.grad_error if has_gradient else None

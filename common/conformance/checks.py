@@ -192,7 +192,8 @@ def second_backward(exam: Examination) -> Outcome:
 
 
 def unmodified(exam: Examination) -> Outcome:
-    overwritten = exam.answer().overwritten
+    strict = replace(exam, adapter=exam.adapter.but(overwrites_logits=False))
+    overwritten = strict.answer().overwritten
     if overwritten == ["logits"] and exam.adapter.overwrites_logits:
         return Outcome(PASS, "overwrites the logits, as it documents")
     return (

@@ -5,16 +5,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from rnnt_bench.losses.inputs import Batch
 
+#: Elements of the logits that are converted to float64 at a time.
+CHUNK = 1 << 23
 #: (name of a leaf, the loss's gradient of a part of it, the right gradient of that part).
 Compared = tuple[str, torch.Tensor | None, torch.Tensor]
 Tensors = Mapping[str, torch.Tensor]
 Gradients = Mapping[str, torch.Tensor | None]
+
+
+class Frames(NamedTuple):
+    """Hold some frames of an utterance."""
+
+    begin: int
+    end: int
+    logits: torch.Tensor  # (frames, cells, V), float64
+    u: torch.Tensor  # of each cell
+    target: torch.Tensor  # the next one of each cell
 
 
 class Cells:
@@ -32,6 +44,7 @@ class Cells:
         self.batch, self.prepared, self.score = batch, prepared, 0.0
         self.factors = [1.0] * len(batch.shapes)
         self.given = leaves["given"].detach()
+        self.gradients = gradients
         self.gradient: Any = gradients.get("given")
         self.width = self.given.size(-1)
 
@@ -45,15 +58,22 @@ class Cells:
         step."""
         return self.of(self.given, n, begin, end).to(self.dtype)
 
-    def logits(self, n: int, begin: int, end: int) -> torch.Tensor:
-        """Return `scores`, detached, and note the largest."""
-        self.last = self.scores(n, begin, end)
-        scores = self.last.detach()
-        most = largest(scores)
-        self.score = max(
-            self.score, most if math.isfinite(most) else largest(scores[scores.isfinite()])
-        )
-        return scores
+    def frames(self, n: int) -> Iterator[Frames]:
+        """Yield some frames of an utterance at a time, at most CHUNK elements; note the largest
+        score."""
+        T, U = self.batch.shapes[n]
+        targets = torch.nn.functional.pad(self.batch.targets[n].long(), (0, 2))
+        count = max(1, CHUNK // ((U + 1) * self.width))
+        for begin in range(0, T, count):
+            end = min(begin + count, T)
+            symbols = self.symbols(n, begin, end)
+            self.last = self.scores(n, begin, end)
+            logits = self.last.detach()
+            most = largest(logits)
+            finite = most if math.isfinite(most) else largest(logits[logits.isfinite()])
+            self.score = max(self.score, finite)
+            target = targets[symbols.clamp(max=len(targets) - 2)]
+            yield Frames(begin, end, logits, symbols.clamp(max=U + 1), target)
 
     def symbols(self, n: int, begin: int, end: int) -> torch.Tensor:
         """Return the u of each cell of these frames: (frames, cells of a frame)."""
@@ -73,21 +93,12 @@ class Cells:
         compared."""
         return iter(())
 
-    def padding(self, n: int) -> Iterator[torch.Tensor]:
-        """Yield the gradient of the input in the padding of the utterance, which must be 0."""
-        T, U = self.batch.shapes[n]
-        if self.gradient is not None:
-            yield from (self.gradient[n, T:], self.gradient[n, :T, U + 1 :])
-
 
 class PackedCells(Cells):
     def of(self, tensor, n, begin, end):
         shapes, row = self.batch.shapes, self.batch.shapes[n][1] + 1
         first = sum(T * (U + 1) for T, U in shapes[:n])
         return tensor[first + begin * row : first + end * row].view(end - begin, row, -1)
-
-    def padding(self, n):
-        return iter(())
 
 
 class PrunedCells(Cells):
@@ -98,10 +109,6 @@ class PrunedCells(Cells):
 
     def symbols(self, n, begin, end):
         return self.prepared.ranges[n, begin:end].long()
-
-    def padding(self, n):
-        if self.gradient is not None:
-            yield self.gradient[n, self.batch.shapes[n][0] :]
 
 
 class StepCells(Cells):
@@ -136,13 +143,6 @@ class StepCells(Cells):
     def compare(self, n, begin, end, right):
         self.last.backward(right * self.factors[n])
         return iter(())
-
-    def padding(self, n):
-        T, U = self.batch.shapes[n]
-        for name, begin in (("encoder_out", T), ("decoder_out", U + 1)):
-            gradient = self.gradients[name]
-            if gradient is not None:
-                yield gradient[n, begin:]
 
     def compare_rest(self, n):
         if n == len(self.batch.shapes) - 1:

@@ -30,14 +30,12 @@ from rnnt_bench.core.text import finite
 from rnnt_bench.data.shapes import uniform
 from rnnt_bench.losses import layouts, oracle, rounding
 from rnnt_bench.losses.adapter import Adapter
-from rnnt_bench.losses.cells import Cells, StepCells, largest
+from rnnt_bench.losses.cells import Cells, Frames, Gradients, StepCells, largest
 from rnnt_bench.losses.inputs import OUTPUTS, Joiner
 from rnnt_bench.losses.oracle import relative_error
 from rnnt_bench.losses.rounding import Allowed
 from rnnt_bench.losses.step import LossStep, changed, fingerprints, leaves_of, run_together
 
-#: Elements of the logits that are converted to float64 at a time.
-CHUNK = 1 << 23
 #: Words for a sum over the gradient of the logits; other sums are over the rows of a tensor.
 SUMMED = {
     "frame": "the gradient of a frame",
@@ -54,16 +52,6 @@ Factors = Sequence[torch.Tensor]
 ONE = torch.ones((), dtype=torch.float64)
 
 
-class Frames(NamedTuple):
-    """Hold some frames of an utterance."""
-
-    begin: int
-    end: int
-    logits: torch.Tensor  # (frames, cells, V), float64
-    u: torch.Tensor  # of each cell
-    target: torch.Tensor  # the next one of each cell
-
-
 class Part(NamedTuple):
     """Hold a part of the gradient of a leaf."""
 
@@ -78,54 +66,6 @@ class Part(NamedTuple):
 
 #: Behind the names of the outputs of the second loss in flight.
 OTHER = " of the other loss"
-
-
-def frames(cells: Cells, n: int) -> Iterator[Frames]:
-    """Yield some frames of an utterance at a time, at most CHUNK elements."""
-    T, U = cells.batch.shapes[n]
-    targets = torch.nn.functional.pad(cells.batch.targets[n].long(), (0, 2))
-    count = max(1, CHUNK // ((U + 1) * cells.width))
-    for begin in range(0, T, count):
-        end = min(begin + count, T)
-        symbols = cells.symbols(n, begin, end)
-        target = targets[symbols.clamp(max=len(targets) - 2)]
-        yield Frames(begin, end, cells.logits(n, begin, end), symbols.clamp(max=U + 1), target)
-
-
-def parts(cells: Cells, n: int, adapter: Adapter) -> torch.Tensor:
-    """Return the parts (T, U+1, P) of the cells of an utterance on the CPU; -inf where a range
-    leaves a cell out."""
-    T, U = cells.batch.shapes[n]
-    size = 2 + adapter.lattice.extra
-    values = torch.full((T, U + 2, size), -math.inf, dtype=torch.float64)
-    for part in frames(cells, n):
-        places = part.u.cpu().unsqueeze(2).expand(-1, -1, size)
-        log_probs = adapter.lattice.parts(part.logits, part.target, adapter.blank).cpu().double()
-        values[part.begin : part.end].scatter_(1, places, log_probs)
-    return values[:, : U + 1]
-
-
-def lattices(
-    cells: Cells, adapter: Adapter, in_float32: bool = False
-) -> tuple[list[Lattice], float]:
-    """Return the lattice of each utterance, and the largest error of a derivative that is summed in
-    float32 or 0.
-
-    The derivatives have one column more than cells, for cells of a range that are beyond the last
-    target.
-    """
-    result: list[Lattice] = []
-    error = most = 0.0
-    for n in range(len(cells.batch.shapes)):
-        values = parts(cells, n, adapter)
-        likelihood, derivatives = oracle.of_parts(values, adapter.lattice)
-        if in_float32:
-            narrow = oracle.of_parts(values, adapter.lattice, np.float32)[1]
-            error = max(error, largest(narrow - derivatives))
-            most = max(most, largest(derivatives))
-        widened = torch.nn.functional.pad(derivatives, (0, 0, 0, 1))
-        result.append((likelihood, widened.to(cells.batch.targets.device)))
-    return result, error / max(most, rounding.TINY)
 
 
 @dataclass
@@ -208,14 +148,9 @@ class Errors:
                 difference = self.note(part.name, part.gradient, part.right)
                 if part.right.dim() > 1:
                     self.note_sums(part.name, difference.sum(-1), part.right.abs().sum(-1))
-                for n in (
-                    range(len(part.cells.batch.shapes)) if part.name.startswith(OUTPUTS) else ()
-                ):
-                    self.note_padding(part.cells, n)
 
     def note_cells(self, part: Part, frames: Frames, derivatives: torch.Tensor) -> None:
-        """Note the gradient of the logits of some frames; with the last ones of an utterance, that
-        of its padding.
+        """Note the gradient of the logits of some frames.
 
         The size to compare a sum with is the posterior of its cells; of a symbol, the sum of its
         terms before they cancel."""
@@ -247,20 +182,20 @@ class Errors:
         self.note_sums("u", *self.by_u[:, : U + 1])
         if n == len(cells.batch.shapes) - 1:
             self.note_sums("symbol", *self.by_symbol)
-        leaf = self.leaves[part.name]
-        worst = self.note_padding(cells, n)
-        if worst > leaf.worst:
-            leaf.worst = worst
-            leaf.furthest = (
-                f"the padding of utterance {n + 1} (T {T}, U {U}): {worst:.4g}, expected 0"
-            )
 
-    def note_padding(self, cells: Cells, n: int) -> float:
-        """Note and return the largest gradient in the padding of an utterance, which must be 0."""
-        outside = [largest(region) for region in cells.padding(n)]
-        if outside:
-            self.padding = max(*outside, self.padding or 0.0)
-        return max(outside, default=0.0)
+    def note_padding(self, shapes: Sequence[tuple[int, int]], gradients: Gradients) -> None:
+        """Note the gradients of a step in the padding, which must be 0."""
+        regions = layouts.of(self.adapter).padding(shapes)
+        for name, gradient in gradients.items():
+            leaf = self.leaves[name]
+            for region in regions.get(name, ()):
+                worst = 0.0 if gradient is None else largest(gradient[region])
+                self.padding = max(worst, self.padding or 0.0)
+                if name == "given" and worst > leaf.worst:  # others are compared whole
+                    leaf.worst = worst
+                    leaf.furthest = (
+                        f"the padding of utterance {region[0] + 1}: {worst:.4g}, expected 0"
+                    )
 
 
 class Sketch:
@@ -299,27 +234,14 @@ class Sketch:
         """Return, by leaf, the length of the difference to the right gradient over the length of
         that.
 
-        right: of each leaf the length, then the sums."""
+        right: of each leaf the length, then the sums; of one that is not there 0."""
         result = {}
-        for name, (length, *sums) in right.items():
-            difference = self.sums[name] - torch.tensor(sums, dtype=torch.float64)
+        for name, sums in self.sums.items():
+            length, *expected = right.get(name, [0.0] * (1 + self.COUNT))
+            difference = sums - torch.tensor(expected, dtype=torch.float64)
             error = float(difference.square().mean().sqrt()) / max(length, rounding.TINY)
             result[name] = math.inf if math.isnan(error) else error
         return result
-
-
-def gradients(
-    cells: Cells, n: int, lattice: Lattice, adapter: Adapter
-) -> Iterator[tuple[Frames, torch.Tensor, torch.Tensor]]:
-    """Yield some frames of an utterance, the right gradient of their logits, and the derivatives of
-    their parts."""
-    for part in frames(cells, n):
-        where = part.u.unsqueeze(2).expand(-1, -1, lattice[1].size(2))
-        derivatives = lattice[1][part.begin : part.end].gather(1, where).to(part.logits)
-        right = oracle.cell_gradient(
-            part.logits, part.target, derivatives, adapter.blank, adapter.lattice
-        )
-        yield part, right, derivatives
 
 
 class Right:
@@ -340,11 +262,12 @@ class Right:
         dtype: torch.dtype = torch.float64,
     ):
         self.adapter, self.layout = adapter, layouts.of(adapter)
+        self.trains_beside = self.layout.approximate and scope == "step"
         self.model = copy.deepcopy(model).to(dtype)
         self.cells: list[Cells] = []
         for step, factor in zip(steps, factors):
             gradients = step.gradients()
-            if scope == "loss":
+            if "given" in step.leaves:
                 cells = self.layout.cells(step.batch, step.prepared, step.leaves, gradients)
             else:
                 leaves = leaves_of(self.model, step.batch)
@@ -365,37 +288,69 @@ class Right:
     def score(self) -> float:
         return max(cells.score for cells in self.cells)
 
+    def log_probs(self, cells: Cells, n: int) -> torch.Tensor:
+        """Return the parts (T, U+1, P) of the cells of an utterance on the CPU; -inf where a range
+        leaves a cell out."""
+        T, U = cells.batch.shapes[n]
+        lattice = self.adapter.lattice
+        values = torch.full((T, U + 2, 2 + lattice.extra), -math.inf, dtype=torch.float64)
+        for some in cells.frames(n):
+            parts = lattice.parts(some.logits, some.target, self.adapter.blank).cpu().double()
+            columns = some.u.cpu().unsqueeze(2).expand_as(parts)
+            values[some.begin : some.end].scatter_(1, columns, parts)
+        return values[:, : U + 1]
+
     def lattices(self, in_float32: bool = False) -> tuple[list[list[Lattice]], float]:
-        """Return the lattices of each step, and the largest error of one that is summed in
-        float32."""
-        every = [lattices(cells, self.adapter, in_float32) for cells in self.cells]
-        self.losses = [
-            torch.tensor([-likelihood for likelihood, _ in of_step], dtype=torch.float64)
-            for of_step, _ in every
-        ]
-        return [of_step for of_step, _ in every], max(error for _, error in every)
+        """Return the lattices of each step, and the largest error of a derivative that is summed in
+        float32 or 0.
+
+        The derivatives have one column more than cells, for cells of a range that are beyond the
+        last target.
+        """
+        every: list[list[Lattice]] = []
+        error = most = 0.0
+        for cells in self.cells:
+            every.append([])
+            for n in range(len(cells.batch.shapes)):
+                values = self.log_probs(cells, n)
+                likelihood, derivatives = oracle.of_parts(values, self.adapter.lattice)
+                if in_float32:
+                    narrow = oracle.of_parts(values, self.adapter.lattice, np.float32)[1]
+                    error = max(error, largest(narrow - derivatives))
+                    most = max(most, largest(derivatives))
+                widened = torch.nn.functional.pad(derivatives, (0, 0, 0, 1))
+                every[-1].append((likelihood, widened.to(cells.batch.targets.device)))
+            likelihoods = [likelihood for likelihood, _ in every[-1]]
+            self.losses.append(-torch.tensor(likelihoods, dtype=torch.float64))
+        return every, error / max(most, rounding.TINY)
 
     def beside(self, step: int, n: int) -> float:
         """Return what a step adds to the loss of the lattice of an utterance; its gradient goes to
         the leaves."""
-        cells = self.cells[step]
-        if not isinstance(cells, StepCells) or not self.layout.approximate:
+        cells: Any = self.cells[step]
+        if not self.trains_beside:
             return 0.0
         single, (T, U) = cells.batch.utterance(n), cells.batch.shapes[n]
         single.encoder_out = cells.leaves["encoder_out"][n : n + 1, :T]
         single.decoder_out = cells.leaves["decoder_out"][n : n + 1, : U + 1]
         losses: Any = self.layout.trained_beside(self.model, single)
-        if losses.requires_grad:
+        if losses.requires_grad and cells.gradients:
             (losses.sum() * cells.factors[n]).backward()
         return float(losses.detach().sum())
 
     def parts(self, every: Sequence[Sequence[Lattice]]) -> Iterator[Part]:
         """Yield all gradients, part by part; add to the losses what a step adds to those of the
         lattice."""
+        adapter = self.adapter
         for step, cells in enumerate(self.cells):
             suffix = OTHER * (step > 0)
-            for n, of_utterance in enumerate(every[step]):
-                for some, right, derivatives in gradients(cells, n, of_utterance, self.adapter):
+            for n, (_, by_cell) in enumerate(every[step]):
+                for some in cells.frames(n) if cells.gradients else ():
+                    columns = some.u.unsqueeze(2).expand(-1, -1, by_cell.size(2))
+                    derivatives = by_cell[some.begin : some.end].gather(1, columns).to(some.logits)
+                    right = oracle.cell_gradient(
+                        some.logits, some.target, derivatives, adapter.blank, adapter.lattice
+                    )
                     for name, gradient, expected in cells.compare(n, some.begin, some.end, right):
                         yield Part(name, gradient, expected, cells, n, some, derivatives)
                 self.losses[step][n] += self.beside(step, n)
@@ -420,9 +375,9 @@ class Right:
                     result.note(name + OTHER * (step > 0 and name in OUTPUTS), gradient)
                 continue
             for n in range(len(cells.batch.shapes)):
-                for part in frames(cells, n):
-                    for name, gradient, _ in cells.compare(n, part.begin, part.end, part.logits):
-                        result.note(name, gradient, n, part.begin)
+                for some in cells.frames(n):
+                    for name, gradient, _ in cells.compare(n, some.begin, some.end, some.logits):
+                        result.note(name, gradient, n, some.begin)
         return result
 
 
@@ -475,7 +430,6 @@ def ask(
     scope: str,
     again: Callable[[], tuple[Joiner, list[LossStep]]],
     factors: Factors | None = None,
-    errors: Errors | None = None,
     in_float32: bool = False,
     run: Callable[[list[LossStep], Factors], list[torch.Tensor]] = run_together,
 ) -> Answer:
@@ -486,7 +440,6 @@ def ask(
         again: returns joiner and steps with the same numbers, where the loss may have written over
           them.
         factors: of each step, () of its loss or (N,) of its losses; None: 1.
-        errors: takes the errors, after those of another scope.
         in_float32: whether to tell the error of sums in float32.
         run: runs the steps, and returns their losses.
     """
@@ -502,10 +455,13 @@ def ask(
         model, steps = again()
         for step, of_step in zip(steps, computed):
             step.computed = of_step
-    right, errors = Right(adapter, model, scope, steps, factors), errors or Errors(adapter)
+    right = Right(adapter, model, scope, steps, factors)
+    errors = Errors(adapter)
     every, of_float32 = right.lattices(in_float32)
     if torch.cat(right.losses).isfinite().all():
         errors.collect(right.parts(every))
+        for step, of_step in zip(steps, computed):
+            errors.note_padding(step.batch.shapes, of_step)
     rights = [
         of_step if loss.numel() > 1 else of_step.sum()
         for loss, of_step in zip(losses, right.losses)

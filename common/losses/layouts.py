@@ -78,14 +78,13 @@ class Layout:
         differentiable."""
         return 0.0
 
-    def padding(self, shapes: Shapes, T: int, U: int) -> list[Region] | None:
-        """Return the regions of padded logits that belong to no utterance; None if the layout has
-        no padding."""
-        regions: list[Region] = []
-        for n, (frames, targets) in enumerate(shapes):
-            regions += [(n, slice(frames, None))] if frames < T else []
-            regions += [(n, slice(None), slice(targets + 1, None))] if targets < U else []
-        return regions
+    def padding(self, shapes: Shapes) -> dict[str, list[Region]]:
+        """Return the regions that belong to no utterance, perhaps empty ones, by the name of the
+        leaf."""
+        frames: list[Region] = [(n, slice(T, None)) for n, (T, _) in enumerate(shapes)]
+        targets = [(n, slice(U + 1, None)) for n, (_, U) in enumerate(shapes)]
+        cells: list[Region] = [(n, slice(None), region) for n, region in targets]
+        return {"encoder_out": frames, "decoder_out": targets, "given": frames + cells}
 
     def take(self, logits: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
         """Return `given`, the input of `loss`, made from padded logits; may add to `prepared`."""
@@ -107,8 +106,8 @@ class Packed(Layout):
         ]
         return model(torch.cat(cells))
 
-    def padding(self, shapes, T, U):
-        return None
+    def padding(self, shapes):
+        return {**super().padding(shapes), "given": []}
 
     def take(self, logits, batch, prepared):
         if all((T, U + 1) == logits.shape[1:3] for T, U in batch.shapes):
@@ -253,8 +252,9 @@ class Pruned(Layout):
         smoothed = (1 - lm_scale) * joint + lm_scale * lm_alone
         return SIMPLE_LOSS_SCALE * oracle.arc_losses(smoothed, batch.targets, batch.shapes)
 
-    def padding(self, shapes, T, U):
-        return [(n, slice(frames, None)) for n, (frames, _) in enumerate(shapes)]
+    def padding(self, shapes):
+        regions = super().padding(shapes)
+        return {**regions, "given": regions["encoder_out"]}
 
     def take(self, logits, batch, prepared):
         """Return the logits, with all of U in the range of every frame, so that the pruned loss is

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -51,13 +51,13 @@ def change(question: Question, model: Joiner, batch: Batch) -> None:
         model.output.bias.mul_(factor).add_(question.offset)
 
 
-def freeze(question: Question, model: Joiner, batches: Sequence[Batch]) -> None:
+def freeze(adapter: Adapter, question: Question, model: Joiner, batches: Sequence[Batch]) -> None:
     """Say of all leaves whether they need a gradient, and fill the padding."""
     for batch in batches:
-        for name, leaf in leaves_of(model, batch).items():
+        leaves = leaves_of(model, batch)
+        for name, leaf in leaves.items():
             leaf.requires_grad_(question.needs_gradient(name))
-        if question.garbage is not None:
-            fill_padding(batch, question.garbage)
+        fill_padding(adapter, question, batch, leaves)
 
 
 def factors_of(question: Question) -> list[torch.Tensor]:
@@ -286,11 +286,10 @@ def steps_of(
         if question.of_utterances and adapter.reduction != "none":
             batches = [alone(batches[0], n) for n in range(len(question.shapes))]
         change(question, model, batches[0])
-        freeze(question, model, batches)
+        freeze(adapter, question, model, batches)
         steps = [prepare(adapter, model, batch, scope) for batch in batches]
-    if question.garbage is not None:
-        for step in steps:
-            fill_inputs(layouts.of(adapter), step, question.garbage)
+    for step in steps:
+        fill_padding(adapter, question, step.batch, step.leaves)
     return steps
 
 
@@ -316,7 +315,6 @@ def of_sines(
         batch.encoder_out, batch.decoder_out = (leaf.requires_grad_() for leaf in leaves[:2])
         output.weight.data, output.bias.data = leaves[2:]
     step = prepare(adapter, model, batch, scope, leaves[0] if scope == "loss" else None)
-    step.overwrites = False
     # of tensors that take a leaf's place
     step.forward = lambda: layout.of_leaves(step.leaves, batch, step.prepared)
     for name, value in vars(step.prepared).items() if question.integers else ():
@@ -334,21 +332,16 @@ def alone(batch: Batch, n: int) -> Batch:
     )
 
 
-def fill_padding(batch: Batch, value: float) -> None:
-    with torch.no_grad():
-        for n, (T, U) in enumerate(batch.shapes):
-            batch.encoder_out[n, T:] = batch.decoder_out[n, U + 1 :] = value
-
-
-def fill_inputs(layout: layouts.Layout, step: LossStep, value: float) -> None:
-    """Fill the padding of what a loss is given."""
-    if "given" not in step.leaves:
-        fill_padding(step.batch, value)
+def fill_padding(
+    adapter: Adapter, question: Question, batch: Batch, leaves: Mapping[str, torch.Tensor]
+) -> None:
+    """Fill the padding of the leaves with the garbage of a question, if it has any."""
+    if question.garbage is None:
         return
     with torch.no_grad():
-        _, T, U = inputs.padded_sizes(step.batch.shapes)
-        for region in layout.padding(step.batch.shapes, T, U) or ():
-            step.given[region] = value
+        for name, regions in layouts.of(adapter).padding(batch.shapes).items():
+            for region in regions if name in leaves else ():
+                leaves[name][region] = question.garbage
 
 
 def repeated(adapter: Adapter, device: torch.device) -> tuple[list[str], list[str]]:

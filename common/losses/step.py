@@ -243,8 +243,11 @@ def changed(before: Mapping[str, bytes], tensors: Tensors) -> list[str]:
 
 
 def remembered(
-    folder: Path | None, question: object, tensors: Tensors, compute: Callable[[], list[float]]
-) -> list[float]:
+    folder: Path | None,
+    question: object,
+    tensors: Tensors,
+    compute: Callable[[], dict[str, list[float]]],
+) -> dict[str, list[float]]:
     """Return the numbers that `compute` makes of `tensors`, from `folder`, if any, where another
     job has left them.
 
@@ -258,7 +261,7 @@ def remembered(
     key = repr((question, sorted(fingerprints(tensors).items()), sorted(shapes.items(), key=str)))
     path = folder / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.json"
     with suppress(OSError, ValueError):
-        return [float(value) for value in json.loads(path.read_text(encoding="utf-8"))]
+        return dict(json.loads(path.read_text(encoding="utf-8")))
     numbers = compute()
     with suppress(UserError):  # a full disk costs time alone
         write_whole("", (path, json.dumps(numbers)))

@@ -4,7 +4,7 @@ like."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -18,68 +18,44 @@ from rnnt_bench.losses.rounding import TINY
 Shapes = Sequence[tuple[int, int]]
 #: Largest relative difference between the ratio of the two values and a ratio with a known cause.
 NEAR = 1e-3
-#: Errors that the message names; the record has all.
-MOST_WRONG = 2
 
 
-def of_small(shapes: Shapes, answer: Answer, wrong: list[Judged], fitting: dict[str, float]) -> str:
-    """Return what is wrong with an answer about a small batch of `shapes`, and where.
+def of_answer(answer: Answer, wrong: Sequence[Judged], fitting: Mapping[str, float] = {}) -> str:
+    """Return what is wrong with an answer, and where.
 
     Args:
         wrong: the errors above what is allowed, the worst first.
         fitting: the loss with each usual mistake, by its words.
     """
-    where = f"a batch of {len(shapes)} (T, U: {', '.join(f'{T}, {U}' for T, U in shapes)})"
-    if len(shapes) == 1:
-        where = f"an utterance alone (T {shapes[0][0]}, U {shapes[0][1]})"
     if answer.overwritten:
-        return f"{where}: it overwrites {', '.join(answer.overwritten)}, which it may only read"
-    return f"{where}: {of_worst(shapes, answer, wrong[0], fitting)}"
-
-
-def of_worst(shapes: Shapes, answer: Answer, worst: Judged, fitting: dict[str, float]) -> str:
-    """Return what is wrong with an answer by its worst error."""
-    if not worst.leaf:
-        return of_loss(answer, shapes, fitting)
-    where = "the loss is right"
-    leaf = answer.errors.leaves[worst.leaf]
-    name = gradient_of(worst.leaf)
+        return f"it overwrites {', '.join(answer.overwritten)}, which it may only read"
+    worst = wrong[0]
+    allowed = f"{worst.most:.0e} is allowed"
+    name = next((line.leaf for line in wrong if line.leaf), "")
+    leaf = answer.errors.leaves.get(name)
+    if leaf is None or not worst.leaf:
+        n = int((answer.losses - answer.rights).abs().nan_to_num(nan=math.inf).argmax())
+        loss = float(answer.losses[n])
+        values = of_values(loss, float(answer.rights[n]), answer.shapes, fitting)
+        where = f"; {gradient_of(name)} furthest off at {leaf.furthest}" if leaf else ""
+        return f"{values}; {allowed}{where}"
+    words = f"the loss is right, the {gradient_of(name)} is"
     if leaf.missing:
-        return f"{where}, the {name} is missing"
-    left = math.sqrt(
-        max(leaf.distance - (leaf.factor - 1) ** 2 * leaf.square, 0.0) / max(leaf.square, TINY)
-    )
+        return f"{words} missing"
+    rest = leaf.distance - (leaf.factor - 1) ** 2 * leaf.square
+    left = math.sqrt(max(rest, 0.0) / max(leaf.square, TINY))
     if left < min(NEAR * abs(leaf.factor), abs(leaf.factor - 1) / 2):
         digits = 4 if abs(leaf.factor - 1) > NEAR / 2 else 8
-        reason = guess(leaf.factor, 1.0, shapes)
-        words = f"{where}, the {name} is {leaf.factor:.{digits}g} times what is right{reason}"
-        return f"{words}; {worst.most:.0e} is allowed"
-    return f"{where}, the {name} is not: at {leaf.furthest}"
+        reason = guess(leaf.factor, 1.0, answer.shapes)
+        return f"{words} {leaf.factor:.{digits}g} times what is right{reason}; {allowed}"
+    return f"{words} not: at {leaf.furthest}; {worst.what} {size(worst.error)}, {allowed}"
 
 
-def of_loss(answer: Answer, shapes: Shapes, fitting: dict[str, float]) -> str:
-    """Return the loss that is furthest off, the right one, and a guess at the cause."""
-    n = int((answer.losses - answer.rights).abs().nan_to_num(nan=math.inf).argmax())
-    loss, right = float(answer.losses[n]), float(answer.rights[n])
-    causes = [
-        f", {words}?" for words, value in fitting.items() if math.isclose(loss, value, rel_tol=NEAR)
-    ]
-    return f"loss {loss:.6g}, expected {right:.6g}{causes[0] if causes else guess(loss, right, shapes)}"
-
-
-def at_size(answer: Answer, wrong: list[Judged]) -> str:
-    """Return what is wrong with an answer about a batch of a run's size, by its errors above what
-    is allowed, the worst first."""
-    words = [f"{line.what} {size(line.error)}, {line.most:.0e} is allowed" for line in wrong]
-    if answer.overwritten:
-        words.insert(0, f"it overwrites {', '.join(answer.overwritten)}")
-    del words[MOST_WRONG:]
-    if wrong and not wrong[0].leaf:
-        words.append(of_loss(answer, answer.shapes, {}))
-    leaf = next((line.leaf for line in wrong if line.leaf), "")
-    if leaf and answer.errors.leaves[leaf].furthest:
-        words.append(f"{gradient_of(leaf)} furthest off in {answer.errors.leaves[leaf].furthest}")
-    return "; ".join(words)
+def of_values(loss: float, right: float, shapes: Shapes, fitting: Mapping[str, float] = {}) -> str:
+    """Return a loss, the right one, and a guess at the cause."""
+    causes = [words for words, value in fitting.items() if math.isclose(loss, value, rel_tol=NEAR)]
+    cause = f", {causes[0]}?" if causes else guess(loss, right, shapes)
+    return f"loss {loss:.6g}, expected {right:.6g}{cause}"
 
 
 def size(error: float) -> str:
@@ -88,6 +64,13 @@ def size(error: float) -> str:
 
 def sizes(shapes: Shapes) -> str:
     return f"N {len(shapes)}, T {max(T for T, _ in shapes)}, U {max(U for _, U in shapes)}"
+
+
+def of_small(shapes: Shapes) -> str:
+    """Return the sizes of a small batch, of all its utterances."""
+    if len(shapes) == 1:
+        return f"an utterance alone (T {shapes[0][0]}, U {shapes[0][1]})"
+    return f"a batch of {len(shapes)} (T, U: {', '.join(f'{T}, {U}' for T, U in shapes)})"
 
 
 def mistakes(adapter: Adapter, logits: torch.Tensor, batch: Batch) -> dict[str, float]:

@@ -19,21 +19,21 @@ its answers.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from rnnt_bench.core.errors import WrongResult
-from rnnt_bench.core.questions import HARD, Question
+from rnnt_bench.core.questions import HARD, Question, Shapes
 from rnnt_bench.core.settings import FEWEST_IN_BUDGET
 from rnnt_bench.core.text import finite
 from rnnt_bench.data.batching import lightest
-from rnnt_bench.losses import layouts, oracle, questions, rounding, words
-from rnnt_bench.losses.inputs import OUTPUTS
-from rnnt_bench.losses.judge import ONE, OTHER, Factors, Right, Sketch, gradient_of, parts
+from rnnt_bench.losses import layouts, questions, rounding, words
+from rnnt_bench.losses.inputs import OUTPUTS, Batch
+from rnnt_bench.losses.judge import ONE, Factors, Right, Sketch, gradient_of
 from rnnt_bench.losses.step import (
     LossStep,
     changed,
@@ -81,10 +81,11 @@ def seed_of(context) -> int:
     """Return the seed of the round, the same for all its losses; it is drawn when it is first asked
     for."""
     if context.seed is None:
-        question = ("seed", context.round)
-        (seed,) = remembered(
-            context.shared, question, {}, lambda: [float(int.from_bytes(os.urandom(6), "big"))]
-        )
+
+        def drawn() -> dict[str, list[float]]:
+            return {"seed": [float(int.from_bytes(os.urandom(6), "big"))]}
+
+        (seed,) = remembered(context.shared, ("seed", context.round), {}, drawn)["seed"]
         context.seed = int(seed)
     return context.seed
 
@@ -94,181 +95,132 @@ def precision(context) -> str:
     return "tf32" if context.settings.tf32 else context.settings.dtype
 
 
-def expected(context, scope: str, batch: Any, prepared: Any) -> tuple[float, float]:
-    """Return (the right loss of a step, summed over the batch; the largest magnitude of its
-    logits).
+class Rights(NamedTuple):
+    """Hold what is right of steps that are run together."""
 
-    The scores of some frames at a time are made in float64 from encoder and decoder outputs, in
-    both scopes.
+    losses: list[float]  # of the steps, summed over the batch
+    score: float  # the largest magnitude of the logits
+    most: float  # the largest loss of an utterance
+    leaves: dict[str, list[float]]  # of each: the length of its gradient, then the sums of a Sketch
+
+
+def rights_of(context, scope: str, steps: Sequence[LossStep], factors: Factors = (ONE,)) -> Rights:
+    """Return what is right of steps that are run together; of steps without leaves the losses
+    alone.
+
+    Some frames at a time are made from encoder and decoder outputs, or in scope "loss" from the
+    logits that are given.
     """
-    adapter, layout, model = context.adapter, layouts.of(context.adapter), context.model
-    leaves = leaves_of(model, batch)
-    tensors = {**leaves, "targets": batch.targets, "ranges": getattr(prepared, "ranges", None)}
-    question = [
-        layout.step_cells.__qualname__,
-        adapter.lattice,
-        adapter.blank,
-        context.dtype,
-        batch.shapes,
-    ]
-    if layout.approximate:
-        question.append(scope)
-
-    def of_lattice() -> list[float]:
-        step = LossStep(lambda: ONE, batch, prepared, leaves)
-        right = Right(adapter, model, "step", [step], [ONE])
-        (cells,), loss = right.cells, 0.0
-        for n in range(len(batch.shapes)):
-            loss -= oracle.log_likelihood(adapter.lattice.arcs(parts(cells, n, adapter)))
-            with torch.no_grad():
-                loss += right.beside(0, n) if scope == "step" else 0.0
-        return [loss, cells.score]
-
-    loss, score = remembered(context.shared, question, tensors, of_lattice)
-    return loss, score
-
-
-class Rights(dict[str, list[float]]):
-    """Hold for each leaf the length of the right gradient, then its sums; `losses` of the steps,
-    `score` of the logits, and the largest loss of an utterance."""
-
-    losses: list[float]
-    score: float
-    most: float
-
-
-def sketched(context, scope: str, steps: Sequence[LossStep], factors: Factors) -> Rights:
-    """Return what is right of steps that are run together."""
-    adapter, layout, seed = context.adapter, layouts.of(context.adapter), seed_of(context)
+    adapter, layout = context.adapter, layouts.of(context.adapter)
     tensors: dict[str, Any] = {}
+    names: list[str] = []
     for number, step in enumerate(steps):
-        leaves = leaves_of(context.model, step.batch)
-        read = {
-            **leaves,
-            "targets": step.batch.targets,
-            "ranges": getattr(step.prepared, "ranges", None),
-        }
-        tensors.update({f"{name} {number}": value for name, value in read.items()})
-    cells = layout.step_cells if scope == "step" else layout.cells
-    names = [
-        name + OTHER * (number > 0 and name in OUTPUTS)
-        for number, step in enumerate(steps)
-        for name, leaf in step.leaves.items()
-        if leaf.requires_grad and (number == len(steps) - 1 or name in OUTPUTS)
-    ]
-    about = [
-        f"sketch by {cells.__qualname__}",
-        adapter.lattice,
-        adapter.blank,
-        context.dtype,
-        seed,
-        names,
-    ]
-    about.append([(step.batch.shapes, factor.tolist()) for step, factor in zip(steps, factors)])
+        ranges = getattr(step.prepared, "ranges", None)
+        read = {"targets": step.batch.targets, "ranges": ranges}
+        for name, tensor in {**leaves_of(context.model, step.batch), **read}.items():
+            tensors[f"{name} {number}"] = tensor
+        names += [f"{name} {number}" for name, leaf in step.leaves.items() if leaf.requires_grad]
+    seed = seed_of(context) if names else 0
+    cells = layout.cells if "given" in steps[0].leaves else layout.step_cells
+    numbers = [(step.batch.shapes, factor.tolist()) for step, factor in zip(steps, factors)]
+    added = scope if layout.approximate else ""  # a step of a pruned loss adds the simple one
+    question = [cells.__qualname__, adapter.lattice, adapter.blank, added]
+    question += [context.dtype, seed, names, numbers]
 
-    def compute() -> list[float]:
+    def compute() -> dict[str, list[float]]:
         # on a CPU twice as fast as in float64, and as good where a leaf may be off by a hundredth
-        narrow = context.device.type == "cpu" and context.dtype == torch.float32
+        narrow = names and context.device.type == "cpu" and context.dtype == torch.float32
         dtype = torch.float32 if narrow else torch.float64
         right = Right(adapter, context.model, scope, steps, factors, dtype)
         sketch = right.sketch(seed)
-        numbers = [
-            right.score,
-            float(torch.cat(right.losses).abs().max()),
-            *(float(loss.sum()) for loss in right.losses),
-        ]
-        for name in names:
-            numbers.append(sketch.squares[name] ** 0.5)
-            numbers += sketch.sums[name].tolist() if name in sketch.sums else [0.0] * Sketch.COUNT
-        return numbers
+        most = float(torch.cat(right.losses).abs().max())
+        leaves = {
+            name: [sketch.squares[name] ** 0.5, *sums.tolist()]
+            for name, sums in sketch.sums.items()
+        }
+        return {"": [right.score, most, *(float(loss.sum()) for loss in right.losses)], **leaves}
 
-    numbers = iter(remembered(context.shared, about, tensors, compute))
-    rights = Rights()
-    rights.score, rights.most = next(numbers), next(numbers)
-    rights.losses = [next(numbers) for _ in steps]
-    for name in names:
-        rights[name] = [next(numbers) for _ in range(1 + Sketch.COUNT)]
-    return rights
+    leaves = remembered(context.shared, question, tensors, compute)
+    score, most, *losses = leaves.pop("")
+    return Rights(losses, score, most, leaves)
 
 
-def judged(
-    context, shapes: Sequence[tuple[int, int]], sketch: Sketch, rights: Rights, scale: float = 1.0
-):
+def judge_losses(
+    context, shapes: Shapes, losses: Iterable[float], rights: Rights
+) -> tuple[float, str]:
+    """Return (the largest relative error of the losses of steps, what is wrong in words or "")."""
+    errors, wrong = [], ""
+    for loss, right in zip(losses, rights.losses):
+        limits = rounding.allowed(
+            precision(context), shapes, rights.score, rights.most, right=right
+        )
+        errors.append(abs(loss - right) / max(abs(right), rounding.TINY))
+        if not errors[-1] <= limits.loss and not wrong:
+            wrong = f"{words.of_values(loss, right, shapes)}; {limits.loss:.0e} is allowed"
+    return max(errors), wrong
+
+
+def judge_loss(context, scope: str, inputs: Batch, prepared: Any, loss: float) -> tuple[float, str]:
+    """Return (the relative error of the loss of a batch, what is wrong in words or "")."""
+    alone = LossStep(lambda: ONE, inputs, prepared, {})
+    return judge_losses(context, inputs.shapes, [loss], rights_of(context, scope, [alone]))
+
+
+def judge_gradient(
+    context, shapes: Shapes, sketch: Sketch, rights: Rights, scale: float = 1.0
+) -> tuple[float, str]:
     """Return (the largest error of a leaf's gradient, what is wrong in words or "").  scale: the
     largest factor."""
-    largest = max((length for length, *_ in rights.values()), default=1.0) / scale
+    largest = max(length for length, *_ in rights.leaves.values()) / scale
     limits = rounding.allowed(
         precision(context), shapes, rights.score, rights.most, largest=largest
     )
-    errors = sketch.errors(rights)
-    wrong = {name: error for name, error in errors.items() if not error <= limits.length}
-    if not wrong:
-        return max(errors.values(), default=0.0), ""
-    name = max(wrong, key=wrong.__getitem__)
-    line = f"the {gradient_of(name)} {words.size(wrong[name])} of its length; {limits.length:.0e} is allowed"
-    return wrong[name], line
-
-
-def compared(context, scope: str, inputs: Any, prepared: Any, loss: float) -> tuple[float, str]:
-    """Return (relative error of the loss, what is wrong in words or "")."""
-    right, score = expected(context, scope, inputs, prepared)
-    limits = rounding.allowed(precision(context), inputs.shapes, score, right)
-    return of_loss(loss, right, limits.loss, inputs.shapes)
-
-
-def of_loss(
-    loss: float, right: float, most: float, shapes: Sequence[tuple[int, int]]
-) -> tuple[float, str]:
-    error = abs(loss - right) / max(abs(right), rounding.TINY)
-    if error <= most:
-        return error, ""
-    guess = words.guess(loss, right, [*shapes])
-    return error, f"the loss is {loss:.6g}, expected {right:.6g}{guess}; {most:.0e} is allowed"
+    errors = sketch.errors(rights.leaves)
+    name = max(errors, key=errors.__getitem__)
+    if errors[name] <= limits.length:
+        return errors[name], ""
+    amount = f"{words.size(errors[name])} of its length; {limits.length:.0e} is allowed"
+    return errors[name], f"the {gradient_of(name)} {amount}"
 
 
 def check(context, scope: str, taken: Mapping[int, Taken], last: Last) -> tuple[float, float, str]:
     """Return (the largest relative error of the losses, that of the gradient, what is wrong in
     words or "")."""
+    adapter, model = context.adapter, context.model
     errors, grad_error, wrong = [0.0], 0.0, []
     for batch, step in taken.items():
         inputs = context.new_batch(batch, 0 if batch in context.held else step.repeat)
-        where = f"after timing, scope {scope}, batch {batch} ({words.sizes(inputs.shapes)})"
+        shapes = inputs.shapes
+        where = f"after timing, scope {scope}, batch {batch} ({words.sizes(shapes)})"
         if batch == last.batch:
-            overwritten = changed(
-                last.inputs, {name: getattr(inputs, name) for name in last.inputs}
-            )
-            if overwritten:
-                wrong.append(
-                    f"{where}: it overwrites {', '.join(overwritten)}, which it may only read"
-                )
-        prepared = layouts.of(context.adapter).prepare(inputs)
+            now = {name: getattr(inputs, name) for name in last.inputs}
+            if overwritten := ", ".join(changed(last.inputs, now)):
+                wrong.append(f"{where}: it overwrites {overwritten}, which it may only read")
+        prepared = layouts.of(adapter).prepare(inputs)
         if step.ranges is not None:
             prepared.ranges = step.ranges
-        error, line = compared(context, scope, inputs, prepared, step.loss)
+        error, line = judge_loss(context, scope, inputs, prepared, step.loss)
         errors.append(error)
-        wrong += [f"{where}: of the last timed step, {line}"] if line else []
         if batch == last.batch and not line and not context.forward_only:
-            fresh = prepare(context.adapter, context.model, inputs, scope)
+            fresh = prepare(adapter, model, inputs, scope)
             if (
                 step.ranges is None
                 or scope == "step"
                 or torch.equal(step.ranges, fresh.prepared.ranges)
             ):
                 fresh.prepared = prepared
-                grad_error, line = judged(
-                    context, inputs.shapes, last.sketch, sketched(context, scope, [fresh], [ONE])
-                )
-                wrong += [f"{where}: of the last timed step, {line}"] if line else []
+                rights = rights_of(context, scope, [fresh])
+                grad_error, line = judge_gradient(context, shapes, last.sketch, rights)
+        if line:
+            wrong.append(f"{where}: of the last timed step, {line}")
     if context.held and not context.loops_in_python:
         inputs = context.new_batch(last.batch, FURTHER_REPEAT)
-        further = prepare(context.adapter, context.model, inputs, scope)
-        error, line = compared(context, scope, inputs, further.prepared, float(further.run()))
+        further = prepare(adapter, model, inputs, scope)
+        error, line = judge_loss(context, scope, inputs, further.prepared, float(further.run()))
         errors.append(error)
-        wrong += (
-            [f"after timing, scope {scope}: of one more step with other numbers, {line}"]
-            if line
-            else []
-        )
+        if line:
+            where = f"after timing, scope {scope}"
+            wrong.append(f"{where}: of one more step with other numbers, {line}")
     return finite(max(errors)), finite(grad_error), wrong[0] if wrong else ""
 
 
@@ -295,7 +247,7 @@ def ask_hard(context, scope: str, question: Question) -> str:
         for n in range(len(factors))
     ]
     questions.change(question, context.model, batches[0])
-    questions.freeze(question, context.model, batches)
+    questions.freeze(context.adapter, question, context.model, batches)
     ready = partial(prepare, context.adapter, context.model, scope=scope)
     steps = [ready(batch) for batch in batches]
     losses = run_together(steps, factors)
@@ -304,19 +256,12 @@ def ask_hard(context, scope: str, question: Question) -> str:
     )
     if scope == "loss":
         steps = [ready(batch) for batch in batches]
-    rights = sketched(context, scope, steps, factors)
+    rights = rights_of(context, scope, steps, factors)
     shapes = batches[0].shapes
-    for loss, right in zip(losses, rights.losses):
-        limits = rounding.allowed(
-            precision(context), shapes, rights.score, rights.most, right=right
-        )
-        _, line = of_loss(float(loss), right, limits.loss, shapes)
-        if line:
-            break
-    else:
-        _, line = judged(
-            context, shapes, sketch, rights, max(abs(factor) for factor in question.upstream)
-        )
+    _, line = judge_losses(context, shapes, map(float, losses), rights)
+    if not line:
+        scale = max(map(abs, question.upstream))
+        _, line = judge_gradient(context, shapes, sketch, rights, scale)
     return line and f"after timing, asked for {question.title} ({words.sizes(shapes)} each): {line}"
 
 

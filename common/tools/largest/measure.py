@@ -106,12 +106,12 @@ def judge(context, given: Mapping[str, Any]) -> Iterator[Stop]:
         del step, right
         context.model.zero_grad(set_to_none=True)
     end = Stop(scope=scope, round=context.round)
-    error, wrong = after_timing.compared(context, scope, inputs, prepared, loss)
+    error, wrong = after_timing.judge_loss(context, scope, inputs, prepared, loss)
     end.loss_error = finite(error)
     if not wrong and not has_none:
         fresh = prepare(context.adapter, context.model, inputs, scope)
-        rights = after_timing.sketched(context, scope, [fresh], [after_timing.ONE])
-        error, wrong = after_timing.judged(context, inputs.shapes, sketch, rights)
+        rights = after_timing.rights_of(context, scope, [fresh])
+        error, wrong = after_timing.judge_gradient(context, inputs.shapes, sketch, rights)
         end.grad_error = finite(error)
     yield end
     if wrong:
