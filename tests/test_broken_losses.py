@@ -394,7 +394,7 @@ def test_a_kernel_without_a_fault_is_right_before_and_after_timing(monkeypatch):
 @pytest.mark.parametrize("name, reached", [("torchaudio", []), ("fast_rnnt", ["given"]), ("fused", [])])
 def test_nan_in_the_padding_that_reaches_a_gradient_is_said(name, reached):
     adapter = adapter_of(find(name), "cpu", vocab_size=40, encoder_dim=16)
-    assert questions.repeated(adapter, CPU) == ([], reached)
+    assert questions.reached_by_padding(adapter, CPU) == reached
 
 
 WORDS = {OverwritesTargets: "overwrites targets", OverwritesLengths: "T_lengths", RoundsItsInput: "overwrites logits"}
@@ -714,7 +714,7 @@ def test_a_right_loss_is_right_at_the_size_found(name, scope):
         pytest.skip("it takes no logits")
     context.settings = replace(context.settings, scopes=(scope,))
     end = searched(context)
-    assert 0 <= end.loss_error < 1e-4 and (end.grad_error is None) == (name == "fast_rnnt-pruned")
+    assert 0 <= end.loss_error < 1e-4 and 0 < end.grad_error < 1e-2
 
 
 @pytest.mark.parametrize("scope", ["step", "loss"])
@@ -726,7 +726,7 @@ def test_a_search_judges_all_utterances_of_the_size_found(scope, monkeypatch):
         assert not wrong  # on few utterances
         context.all_batches, context.batches = batching.fixed_size(SHAPES, 6), [0]
         context.settings = replace(context.settings, scopes=(scope,))
-        with pytest.raises(WrongResult, match=f"at N 6, T 70, U 34: {words}"):
+        with pytest.raises(WrongResult, match=f"at the size found.*N 6, T 70, U 34.*{words}"):
             searched(context)
 
 
@@ -838,7 +838,7 @@ def test_each_leaf_of_the_timed_step_counts(leaf, factor, monkeypatch):
 
     context.settings = replace(context.settings, scopes=("step",))
     monkeypatch.setattr(layouts.Layout, "step", step_of)
-    with pytest.raises(WrongResult, match=f"of the last timed step, the gradient of {leaf}"):
+    with pytest.raises(WrongResult, match=f"of the last step, the gradient of {leaf}"):
         list(timing.run(context))
     assert len(steps) > 8
 

@@ -124,10 +124,7 @@ def test_loss_and_gradients_of_small_batches(adapter, device, case):
         return
 
     def asked(scope):
-        def ready():
-            return model, [step.prepare(wide, model, batch.fresh(), scope)]
-
-        return judge.ask(wide, *ready(), scope, ready)
+        return judge.ask(lambda: (wide, model, [step.prepare(wide, model, batch.fresh(), scope)]), scope)
 
     if not adapter.takes(shapes):
         try:

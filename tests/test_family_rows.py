@@ -108,5 +108,5 @@ def test_a_kernel_of_the_hub_is_called_as_transformers_is(monkeypatch):
         [(6, 3), (4, 1)], vocab_size=9, encoder_dim=8, device=where, dtype=torch.float32, key=(1, 1)
     )
     ready = partial(step.prepare, adapter, model, batch, "loss")
-    answer = judge.ask(adapter, model, [ready()], "loss", lambda: (model, [ready()]))
+    answer = judge.ask(lambda: (adapter, model, [ready()]), "loss")
     assert answer.loss_error < 1e-5 and answer.grad_error < 1e-4 and adapter.version() == "1"

@@ -7,7 +7,6 @@ right one.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,17 +14,22 @@ from typing import Any
 
 import torch
 
-from rnnt_bench.conformance.outcomes import DIFFERS, IMPRECISE, NAN_GRADIENT, PASS, Outcome
+from rnnt_bench.conformance.outcomes import (
+    DIFFERS,
+    IMPRECISE,
+    NAN_GRADIENT,
+    NOT_ASKED,
+    PASS,
+    Outcome,
+)
 from rnnt_bench.core import text
 from rnnt_bench.core.questions import Question
 from rnnt_bench.losses import judge, layouts, questions, words
 from rnnt_bench.losses.adapter import Adapter
 from rnnt_bench.losses.inputs import Joiner
-from rnnt_bench.losses.judge import Answer, Factors
+from rnnt_bench.losses.judge import Answer, Factors, Run
 from rnnt_bench.losses.step import LossStep, NotOfEach, run_together
 from rnnt_bench.system.memory import is_out_of_memory
-
-Run = Callable[[list[LossStep], Factors], list[torch.Tensor]]
 
 
 class Refused(Exception):
@@ -124,6 +128,8 @@ class Examination:
         durations, is_tdt = adapter.lattice.durations, adapter.topology == "tdt"
         if (question.durations and not is_tdt) or (question.sigma is not None and not durations):
             raise NotAsked("it predicts no durations")
+        if not questions.gives_each(adapter, question):
+            raise NotAsked("it has no losses of utterances, only their sum")
         if question.blank and adapter.but(blank=question.blank).options() == adapter.options():
             raise NotAsked("it has no option for the blank: it is symbol 0")
         pads_logits = question.garbage is not None or any(question.slack)
@@ -139,9 +145,7 @@ class Examination:
     def ready(self) -> tuple[Adapter, Joiner, list[LossStep]]:
         """Return the adapter as the question needs it, the joiner, and the steps of the scope."""
         self.must_apply()
-        adapter, model, batches = questions.made(self.adapter, self.question, self.device)
-        steps = questions.steps_of(adapter, self.question, model, batches, self.scope)
-        return adapter, model, steps
+        return questions.ready(self.adapter, self.question, self.device, self.scope)
 
     def run(self) -> tuple[LossStep, torch.Tensor]:
         """Return the step after it ran, and its loss."""
@@ -171,7 +175,7 @@ class Examination:
         self.must_apply()
         attempted = partial(attempt, run)
         asked = [self.question.but(may_refuse=False)]
-        result = Outcome(PASS)
+        result = Outcome(NOT_ASKED, "it returns the sum of its losses alone")
         for _, answer in questions.answers(self.adapter, self.device, asked, run=attempted):
             result = self.compare(answer, attempted, has_gradient)
             if result.result != PASS or result.message:

@@ -243,9 +243,10 @@ class Adapter:
         return function(*tensors.values(), **others, **options)
 
     def reduced(self, losses: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the losses (N,) of a package that has no sum; the losses themselves for
-        "none"."""
-        return losses if self.reduction == "none" else losses.sum()
+        """Return the losses (N,) of utterances as the reduction has them."""
+        if self.reduction == "none":
+            return losses
+        return losses.mean() if self.reduction == "mean" else losses.sum()
 
     def but(self, **attributes: Any) -> Adapter:
         """Return a copy with other attributes: prune_range=U + 1 prunes no symbol of at most U

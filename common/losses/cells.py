@@ -13,8 +13,6 @@ from rnnt_bench.losses.inputs import Batch
 
 #: Elements of the logits that are converted to float64 at a time.
 CHUNK = 1 << 23
-#: (name of a leaf, the loss's gradient of a part of it, the right gradient of that part).
-Compared = tuple[str, torch.Tensor | None, torch.Tensor]
 Tensors = Mapping[str, torch.Tensor]
 Gradients = Mapping[str, torch.Tensor | None]
 
@@ -80,18 +78,11 @@ class Cells:
         U1 = self.batch.shapes[n][1] + 1
         return torch.arange(U1, device=self.batch.targets.device).expand(end - begin, U1)
 
-    def compare(self, n: int, begin: int, end: int, right: torch.Tensor) -> Iterator[Compared]:
-        """Yield the gradients of these frames; `right` is that of the logits of their cells, for a
-        factor of 1."""
+    def computed(self, n: int, frames: Frames) -> torch.Tensor | None:
+        """Return the loss's gradient of these frames, for a factor of 1."""
         if self.gradient is None:
-            yield "given", None, right
-        else:
-            yield "given", self.of(self.gradient, n, begin, end) / self.factors[n], right
-
-    def compare_rest(self, n: int) -> Iterator[Compared]:
-        """Yield the gradients that are known once all frames of the utterance have been
-        compared."""
-        return iter(())
+            return None
+        return self.of(self.gradient, n, frames.begin, frames.end) / self.factors[n]
 
 
 class PackedCells(Cells):
@@ -139,17 +130,6 @@ class StepCells(Cells):
             return torch.nn.functional.linear(
                 joined, self.leaves["output.weight"], self.leaves["output.bias"]
             )
-
-    def compare(self, n, begin, end, right):
-        self.last.backward(right * self.factors[n])
-        return iter(())
-
-    def compare_rest(self, n):
-        if n == len(self.batch.shapes) - 1:
-            for name in self.gradients:
-                leaf = self.leaves[name]
-                if leaf.grad is not None:  # a loss may not use all of the joiner
-                    yield name, self.gradients[name], leaf.grad
 
 
 class PrunedStepCells(StepCells):

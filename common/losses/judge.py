@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,23 +49,18 @@ SUMMED = {
 Lattice = tuple[float, torch.Tensor]
 #: What the losses of steps are multiplied by: of each step () or (N,).
 Factors = Sequence[torch.Tensor]
+Run = Callable[[list[LossStep], Factors], list[torch.Tensor]]
+Ready = Callable[[], tuple[Adapter, Joiner, list[LossStep]]]
 ONE = torch.ones((), dtype=torch.float64)
-
-
-class Part(NamedTuple):
-    """Hold a part of the gradient of a leaf."""
-
-    name: str  # of the leaf
-    gradient: torch.Tensor | None  # the loss's
-    right: torch.Tensor  # float64
-    cells: Cells
-    n: int  # the utterance
-    frames: Frames | None = None  # of logits; None for a whole leaf
-    derivatives: torch.Tensor | None = None  # of the parts of the cells
 
 
 #: Behind the names of the outputs of the second loss in flight.
 OTHER = " of the other loss"
+
+
+def called(name: str, number: int) -> str:
+    """Return the name of a leaf of the step of this number among those that are run together."""
+    return name + OTHER if number and name in OUTPUTS else name
 
 
 @dataclass
@@ -127,7 +122,9 @@ class Errors:
         difference.abs_()
         worst = largest(difference)
         if worst > leaf.worst:
-            leaf.worst, at = worst, position(difference.nan_to_num(nan=math.inf))
+            leaf.worst = worst
+            furthest = int(difference.nan_to_num(nan=math.inf).argmax())
+            at = tuple(int(index) for index in np.unravel_index(furthest, difference.shape))
             leaf.furthest = (
                 f"{where(at)}: {float(gradient[at]):.4g}, expected {float(right[at]):.4g}"
             )
@@ -139,36 +136,39 @@ class Errors:
         least = max(rounding.FLOOR * sizes.mean().item(), rounding.TINY)
         self.sums[over] = max(self.sums[over], largest(errors / sizes.clamp(min=least)))
 
-    def collect(self, parts: Iterable[Part]) -> None:
-        """Note all parts."""
-        for part in parts:
-            if part.frames is not None and part.derivatives is not None:
-                self.note_cells(part, part.frames, part.derivatives)
-            else:
-                difference = self.note(part.name, part.gradient, part.right)
-                if part.right.dim() > 1:
-                    self.note_sums(part.name, difference.sum(-1), part.right.abs().sum(-1))
+    def note_leaf(self, name: str, gradient: torch.Tensor | None, right: torch.Tensor) -> None:
+        """Note the gradient of a whole leaf."""
+        difference = self.note(name, gradient, right)
+        if right.dim() > 1:
+            self.note_sums(name, difference.sum(-1), right.abs().sum(-1))
 
-    def note_cells(self, part: Part, frames: Frames, derivatives: torch.Tensor) -> None:
-        """Note the gradient of the logits of some frames.
+    def note_cells(
+        self,
+        cells: Cells,
+        n: int,
+        frames: Frames,
+        gradient: torch.Tensor | None,
+        right: torch.Tensor,
+        derivatives: torch.Tensor,
+    ) -> None:
+        """Note the gradient of the logits of some frames of an utterance.
 
         The size to compare a sum with is the posterior of its cells; of a symbol, the sum of its
         terms before they cancel."""
-        lattice, cells, n, right = self.adapter.lattice, part.cells, part.n, part.right
+        lattice = self.adapter.lattice
         T, U = cells.batch.shapes[n]
 
         def where(at: tuple[int, ...]) -> str:
             place = f"t {frames.begin + at[0]}, u {int(frames.u[at[:2]])}, symbol {at[2]}"
             return f"utterance {n + 1} (T {T}, U {U}), {place}"
 
-        difference = self.note(part.name, part.gradient, right, where)
-        if part.gradient is None:
+        difference = self.note("given", gradient, right, where)
+        if gradient is None:
             return
         both = torch.stack([difference.sum(2), lattice.posterior(derivatives)])
         self.note_sums("frame", *both.sum(2))
-        self.note_sums(
-            "cell", (part.gradient.detach().double().sum(2) - right.sum(2)).abs(), both[1]
-        )
+        of_cell = gradient.detach().double().sum(2) - right.sum(2)
+        self.note_sums("cell", of_cell.abs(), both[1])
         if frames.begin == 0:
             self.by_u = right.new_zeros(2, U + 2)
         if n == frames.begin == 0:
@@ -222,6 +222,22 @@ class Sketch:
             products = rows @ self._signs(rows.size(1), name).to(rows)
             sums += (products * self._signs(len(rows), name, *place).to(rows)).sum(0).cpu()
             self.squares[name] += float(rows.square().sum())
+
+    def note_leaf(self, name: str, gradient: torch.Tensor | None, right: torch.Tensor) -> None:
+        """Note the right gradient of a whole leaf."""
+        self.note(name, right)
+
+    def note_cells(
+        self,
+        cells: Cells,
+        n: int,
+        frames: Frames,
+        gradient: torch.Tensor | None,
+        right: torch.Tensor,
+        derivatives: torch.Tensor,
+    ) -> None:
+        """Note the right gradient of the logits of some frames of an utterance."""
+        self.note("given", right, n, frames.begin)
 
     def _signs(self, count: int, name: str, *place: int) -> torch.Tensor:
         key = (self.seed, *name.encode(), len(place), *place)
@@ -324,10 +340,9 @@ class Right:
             self.losses.append(-torch.tensor(likelihoods, dtype=torch.float64))
         return every, error / max(most, rounding.TINY)
 
-    def beside(self, step: int, n: int) -> float:
+    def beside(self, cells: Any, n: int) -> float:
         """Return what a step adds to the loss of the lattice of an utterance; its gradient goes to
         the leaves."""
-        cells: Any = self.cells[step]
         if not self.trains_beside:
             return 0.0
         single, (T, U) = cells.batch.utterance(n), cells.batch.shapes[n]
@@ -338,46 +353,47 @@ class Right:
             (losses.sum() * cells.factors[n]).backward()
         return float(losses.detach().sum())
 
-    def parts(self, every: Sequence[Sequence[Lattice]]) -> Iterator[Part]:
-        """Yield all gradients, part by part; add to the losses what a step adds to those of the
-        lattice."""
+    def compare(self, every: Sequence[Sequence[Lattice]], into: Errors | Sketch) -> None:
+        """Give all gradients to `into`, part by part; add to the losses what a step adds to those
+        of the lattice."""
         adapter = self.adapter
-        for step, cells in enumerate(self.cells):
-            suffix = OTHER * (step > 0)
-            for n, (_, by_cell) in enumerate(every[step]):
+        for number, cells in enumerate(self.cells):
+            for n, (_, by_cell) in enumerate(every[number]):
                 for some in cells.frames(n) if cells.gradients else ():
                     columns = some.u.unsqueeze(2).expand(-1, -1, by_cell.size(2))
                     derivatives = by_cell[some.begin : some.end].gather(1, columns).to(some.logits)
                     right = oracle.cell_gradient(
                         some.logits, some.target, derivatives, adapter.blank, adapter.lattice
                     )
-                    for name, gradient, expected in cells.compare(n, some.begin, some.end, right):
-                        yield Part(name, gradient, expected, cells, n, some, derivatives)
-                self.losses[step][n] += self.beside(step, n)
-                for name, gradient, expected in cells.compare_rest(n):
-                    yield Part(name + suffix * (name in OUTPUTS), gradient, expected, cells, n)
+                    if isinstance(cells, StepCells):
+                        cells.last.backward(right * cells.factors[n])
+                    else:
+                        gradient = cells.computed(n, some)
+                        into.note_cells(cells, n, some, gradient, right, derivatives)
+                self.losses[number][n] += self.beside(cells, n)
+            if isinstance(cells, StepCells):
+                for name, gradient in cells.gradients.items():
+                    leaf = cells.leaves[name]
+                    if leaf.grad is not None:  # a loss may not use all of the joiner
+                        into.note_leaf(called(name, number), gradient, leaf.grad)
 
     def sketch(self, seed: int) -> Sketch:
         """Return the sketch of the right gradients."""
         result = Sketch(seed)
-        for part in self.parts(self.lattices()[0]):
-            result.note(
-                part.name, part.right, *((part.n, part.frames.begin) if part.frames else ())
-            )
+        self.compare(self.lattices()[0], result)
         return result
 
     def sketch_of_loss(self, seed: int) -> Sketch:
         """Return the sketch of the gradients that the loss computed."""
         result = Sketch(seed)
-        for step, cells in enumerate(self.cells):
+        for number, cells in enumerate(self.cells):
             if isinstance(cells, StepCells):
                 for name, gradient in cells.gradients.items():
-                    result.note(name + OTHER * (step > 0 and name in OUTPUTS), gradient)
+                    result.note(called(name, number), gradient)
                 continue
             for n in range(len(cells.batch.shapes)):
                 for some in cells.frames(n):
-                    for name, gradient, _ in cells.compare(n, some.begin, some.end, some.logits):
-                        result.note(name, gradient, n, some.begin)
+                    result.note("given", cells.computed(n, some), n, some.begin)
         return result
 
 
@@ -424,25 +440,23 @@ class Answer:
 
 
 def ask(
-    adapter: Adapter,
-    model: Joiner,
-    steps: list[LossStep],
+    ready: Ready,
     scope: str,
-    again: Callable[[], tuple[Joiner, list[LossStep]]],
     factors: Factors | None = None,
     in_float32: bool = False,
-    run: Callable[[list[LossStep], Factors], list[torch.Tensor]] = run_together,
+    run: Run = run_together,
 ) -> Answer:
-    """Run the steps, and compare losses and gradients with the oracle; not the gradients where a
-    loss is infinite.
+    """Run steps, and compare losses and gradients with the oracle; not the gradients where a loss
+    is infinite.
 
     Args:
-        again: returns joiner and steps with the same numbers, where the loss may have written over
-          them.
+        ready: returns the adapter, the joiner and the steps, with the same numbers each time; it is
+            called again where the loss may have written over them.
         factors: of each step, () of its loss or (N,) of its losses; None: 1.
         in_float32: whether to tell the error of sums in float32.
         run: runs the steps, and returns their losses.
     """
+    adapter, model, steps = ready()
     factors = factors or [ONE] * len(steps)
     before = [fingerprints(step.inputs()) for step in steps]
     losses = run(steps, factors)
@@ -452,14 +466,14 @@ def ask(
     computed: list[Any] = [step.gradients() for step in steps]
     if scope == "loss" or overwritten:
         steps.clear()  # they hold as much memory as the new ones will
-        model, steps = again()
+        _, model, steps = ready()
         for step, of_step in zip(steps, computed):
             step.computed = of_step
     right = Right(adapter, model, scope, steps, factors)
     errors = Errors(adapter)
     every, of_float32 = right.lattices(in_float32)
     if torch.cat(right.losses).isfinite().all():
-        errors.collect(right.parts(every))
+        right.compare(every, errors)
         for step, of_step in zip(steps, computed):
             errors.note_padding(step.batch.shapes, of_step)
     rights = [
@@ -533,10 +547,3 @@ def failing(answer: Answer, limits: Allowed) -> list[Judged]:
 
 def gradient_of(name: str) -> str:
     return "gradient" if name == "given" else f"gradient of {name}"
-
-
-def position(difference: torch.Tensor) -> tuple[int, ...]:
-    """Return the index of the largest difference."""
-    return tuple(
-        int(index) for index in np.unravel_index(int(difference.argmax()), tuple(difference.shape))
-    )

@@ -181,17 +181,11 @@ class ByUtterance(Joint):
             given = (of_frames[:, :T], of_targets[:, : U + 1], weight, bias, piece, of_piece)
             loss = checkpoint(self._of_one, *given, use_reentrant=True, preserve_rng_state=False)
             losses.append(loss.reshape(()))  # some packages sum to (1,)
-        return self._reduced(torch.stack(losses))
+        return self.adapter.reduced(torch.stack(losses))
 
     def _of_one(self, encoder_out, decoder_out, weight, bias, piece, prepared):
         logits = joined(encoder_out, decoder_out, weight, bias)
         return self.whole.loss(self.whole.take(logits, piece, prepared), piece, prepared)
-
-    def _reduced(self, losses: torch.Tensor) -> torch.Tensor:
-        """Return the losses (N,) of utterances as the adapter's reduction of a batch has them."""
-        if self.adapter.reduction == "none":
-            return losses
-        return losses.mean() if self.adapter.reduction == "mean" else losses.sum()
 
 
 #: Of the simple loss beside the pruned one in what is differentiated.

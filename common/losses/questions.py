@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -20,18 +21,10 @@ from rnnt_bench.core.implementations import ONE_SYMBOL
 from rnnt_bench.core.questions import JUDGED, RAGGED, SHAPES, Question
 from rnnt_bench.losses import inputs, layouts
 from rnnt_bench.losses.adapter import Adapter, OfFunction
-from rnnt_bench.losses.inputs import OUTPUTS, Batch, Joiner
-from rnnt_bench.losses.judge import ONE, Answer, Factors, Judged, ask, failing
+from rnnt_bench.losses.inputs import Batch, Joiner
+from rnnt_bench.losses.judge import ONE, Answer, Factors, Judged, Run, ask, failing
 from rnnt_bench.losses.rounding import Allowed
-from rnnt_bench.losses.step import (
-    LossStep,
-    NotOfEach,
-    changed,
-    fingerprints,
-    leaves_of,
-    prepare,
-    run_together,
-)
+from rnnt_bench.losses.step import LossStep, NotOfEach, leaves_of, prepare, run_together
 
 #: Frames whose logits say how far the weights are scaled.
 FEW_FRAMES = 8
@@ -91,6 +84,12 @@ def takes_minutes(adapter: Adapter, device: torch.device, question: Question) ->
     return device.type in adapter.python_loops and question.cells > MOST_LOOPED
 
 
+def gives_each(adapter: Adapter, question: Question) -> bool:
+    """Return whether the loss may give what a question asks of each utterance."""
+    has_none = "none" in adapter.reductions or isinstance(adapter, OfFunction)
+    return has_none or not question.of_utterances
+
+
 def small(adapter: Adapter, device: torch.device) -> Iterator[Question]:
     """Yield the questions of small batches; in a simulator, which would take hours, the first and
     its utterances."""
@@ -106,7 +105,7 @@ def small(adapter: Adapter, device: torch.device) -> Iterator[Question]:
         is_for_others = question.one_symbol if takes_many else is_many
         if is_for_others or not adapter.takes(question.shapes):
             continue
-        if not takes_minutes(adapter, device, question):
+        if not takes_minutes(adapter, device, question) and gives_each(adapter, question):
             yield question
     yield from partly_frozen(adapter)
     yield Question(
@@ -165,6 +164,7 @@ def answers(
     `answer`."""
     for question in asked:
         scopes: tuple[str, ...] = layouts.of(adapter).scopes
+        asked_of = adapter.but(reduction="none") if question.of_utterances else adapter
         question = of_dtype(question, adapter.settings.dtype)
         if question.logits == "sine":
             scopes = scopes[:1]
@@ -175,17 +175,11 @@ def answers(
             scopes = tuple(scope for scope in scopes if scope == "loss")
         elif question.frozen or question.of_utterances:
             scopes = scopes[-1:] if question.frozen else scopes[:1]
+        # a function, or an adapter's own `loss`, may return the sum
+        suppressed = Exception if question.may_refuse else NotOfEach
         for scope in scopes:
-            if question.of_utterances and (
-                "none" in adapter.reductions or isinstance(adapter, OfFunction)
-            ):
-                # a function, or an adapter's own `loss`, may return the sum
-                with contextlib.suppress(NotOfEach):
-                    of_each = adapter.but(reduction="none")
-                    yield question, answer(of_each, question, device, scope, **how)
-                    continue
-            with contextlib.suppress(*[Exception] * question.may_refuse):
-                yield question, answer(adapter, question, device, scope, **how)
+            with contextlib.suppress(suppressed):
+                yield question, answer(asked_of, question, device, scope, **how)
 
 
 def answer(
@@ -194,32 +188,41 @@ def answer(
     device: torch.device,
     scope: str,
     factors: Factors = (),
-    run: Callable[[list[LossStep], Factors], list[torch.Tensor]] = run_together,
+    run: Run = run_together,
 ) -> Answer:
     """Return the answer of a question about a small batch.
-
-    A loss without the reduction "none" is given each utterance alone, all in flight, for a factor
-    for each.
 
     Args:
         factors: other ones than those of the question.
         run: runs steps, and returns their losses.
     """
-    factors = factors or factors_of(question)
-    if question.of_utterances and adapter.reduction != "none":
-        factors = [*factors[0]]
+    steps = partial(ready, adapter, question, device, scope, run)
+    return ask(steps, scope, factors or factors_of(question), run=run)
 
-    def again() -> tuple[Joiner, list[LossStep]]:
-        wide, model, batches = made(adapter, question, device)
-        return model, steps_of(wide, question, model, batches, scope)
 
+def ready(
+    adapter: Adapter,
+    question: Question,
+    device: torch.device,
+    scope: str,
+    run: Run = run_together,
+) -> tuple[Adapter, Joiner, list[LossStep]]:
+    """Return the adapter as the question needs it, the joiner, and the steps; `run` runs the
+    earlier call."""
     wide, model, batches = made(adapter, question, device)
     if question.earlier:
         before = Question(shapes=question.earlier, draw=question.draw + 1)
         (earlier,) = made(adapter, before, device)[2]
         run([prepare(wide, model, earlier, scope)], [ONE])
-    steps = steps_of(wide, question, model, batches, scope)
-    return ask(wide, model, steps, scope, again, factors, run=run)
+    if question.logits == "sine":
+        steps = [of_sines(wide, question, model, batches[0], scope)]
+    else:
+        change(question, model, batches[0])
+        freeze(wide, question, model, batches)
+        steps = [prepare(wide, model, batch, scope) for batch in batches]
+    for step in steps:
+        fill_padding(wide, question, step.batch, step.leaves)
+    return wide, model, steps
 
 
 def made(
@@ -276,23 +279,6 @@ def relabelled(question: Question, batch: Batch) -> Batch:
     return batch
 
 
-def steps_of(
-    adapter: Adapter, question: Question, model: Joiner, batches: Sequence[Batch], scope: str
-) -> list[LossStep]:
-    """Return the steps of a question, whose numbers it writes into model and batches."""
-    if question.logits == "sine":
-        steps = [of_sines(adapter, question, model, batches[0], scope)]
-    else:
-        if question.of_utterances and adapter.reduction != "none":
-            batches = [alone(batches[0], n) for n in range(len(question.shapes))]
-        change(question, model, batches[0])
-        freeze(adapter, question, model, batches)
-        steps = [prepare(adapter, model, batch, scope) for batch in batches]
-    for step in steps:
-        fill_padding(adapter, question, step.batch, step.leaves)
-    return steps
-
-
 def of_sines(
     adapter: Adapter, question: Question, model: Joiner, batch: Batch, scope: str
 ) -> LossStep:
@@ -323,15 +309,6 @@ def of_sines(
     return step
 
 
-def alone(batch: Batch, n: int) -> Batch:
-    """Return the utterance `n` alone, without padding, as a batch of new tensors."""
-    piece = batch.utterance(n)
-    new = {name: getattr(piece, name).clone() for name in ("targets", "T_lengths", "U_lengths")}
-    return replace(
-        piece, **new, **{name: getattr(piece, name).clone().requires_grad_() for name in OUTPUTS}
-    )
-
-
 def fill_padding(
     adapter: Adapter, question: Question, batch: Batch, leaves: Mapping[str, torch.Tensor]
 ) -> None:
@@ -344,22 +321,13 @@ def fill_padding(
                 leaves[name][region] = question.garbage
 
 
-def repeated(adapter: Adapter, device: torch.device) -> tuple[list[str], list[str]]:
-    """Ask the first question twice more, the last time with NaN in its padding.
-
-    Returns what has other bits when it is asked for again, and what is not finite where the padding
-    holds NaN.
-    """
-    results = []
-    for padding in (None, None, math.nan):
-        question = first(adapter).but(garbage=padding)
-        wide, model, batches = made(adapter, question, device)
-        (step,) = steps_of(wide, question, model, batches, layouts.of(wide).scopes[0])
-        results.append({"loss": step.run(), **step.gradients()})
-    before, again, reached = results
-    differing = changed(fingerprints(before), again)
-    return differing, [
+def reached_by_padding(adapter: Adapter, device: torch.device) -> list[str]:
+    """Return what is not finite of the first question's answer where the padding holds NaN."""
+    question = first(adapter).but(garbage=math.nan)
+    (step,) = ready(adapter, question, device, layouts.of(adapter).scopes[0])[2]
+    results = {"loss": step.run(), **step.gradients()}
+    return [
         name
-        for name, values in reached.items()
+        for name, values in results.items()
         if values is not None and not values.isfinite().all()
     ]

@@ -18,15 +18,6 @@ from rnnt_bench.core.settings import Settings
 from rnnt_bench.instruments import device
 from rnnt_bench.records.schema import Environment, JobLine
 
-#: Pass -> its module in rnnt_bench.losses.passes, which a job imports when it needs it, and its
-#: function there.
-FUNCTIONS = {
-    "correctness": "correctness.run",
-    "timing": "timing.run",
-    "memory": "memory.run",
-    "trace": "trace.run",
-}
-
 
 @dataclass
 class Context:
@@ -166,10 +157,8 @@ def run(job: JobSpec) -> Iterator[JobLine]:
             variables = context.adapter.simulator_variables
             reason = f"under {variables} its kernels run in a simulator, whose times say nothing"
             raise NotRunnable("unsupported", f"{reason}: use --passes correctness")
-        module, _, function = FUNCTIONS[job.pass_name].partition(".")
-        yield from getattr(importlib.import_module(f"rnnt_bench.losses.passes.{module}"), function)(
-            context
-        )
+        module = importlib.import_module(f"rnnt_bench.losses.passes.{job.pass_name}")
+        yield from module.run(context)
 
     return carried_out(context, run_pass)
 

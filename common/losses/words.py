@@ -27,8 +27,16 @@ def of_answer(answer: Answer, wrong: Sequence[Judged], fitting: Mapping[str, flo
         wrong: the errors above what is allowed, the worst first.
         fitting: the loss with each usual mistake, by its words.
     """
+    lines = []
     if answer.overwritten:
-        return f"it overwrites {', '.join(answer.overwritten)}, which it may only read"
+        lines.append(f"it overwrites {', '.join(answer.overwritten)}, which it may only read")
+    if wrong:
+        lines.append(of_errors(answer, wrong, fitting))
+    return "; ".join(lines)
+
+
+def of_errors(answer: Answer, wrong: Sequence[Judged], fitting: Mapping[str, float]) -> str:
+    """Return the loss that is furthest off, or what is wrong with a gradient where no loss is."""
     worst = wrong[0]
     allowed = f"{worst.most:.0e} is allowed"
     name = next((line.leaf for line in wrong if line.leaf), "")

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -57,24 +57,22 @@ class Taken:
     repeat: int
     loss: float
     ranges: torch.Tensor | None
+    # of the last step of a scope alone
+    inputs: dict[str, bytes] = field(default_factory=dict)  # of what the loss may only read
+    sketch: Sketch | None = None  # of its gradients
+
+    def keep(self, context, scope: str, step: LossStep) -> None:
+        """Keep what is judged of the inputs and gradients of the last step of a scope."""
+        names = ("targets", "T_lengths", "U_lengths", *OUTPUTS)
+        self.inputs = fingerprints({name: getattr(step.batch, name) for name in names})
+        if not context.forward_only:
+            self.sketch = sketch_of(context, scope, [step])
 
 
-@dataclass
-class Last:
-    """Hold the last timed step of a scope."""
-
-    batch: int
-    inputs: dict[str, bytes]  # fingerprints of what the loss may only read
-    sketch: Sketch  # of its gradients
-
-    @classmethod
-    def taken(cls, context, scope: str, batch: int, step: LossStep) -> Last:
-        read = {
-            name: getattr(step.batch, name)
-            for name in ("targets", "T_lengths", "U_lengths", *OUTPUTS)
-        }
-        right = Right(context.adapter, context.model, scope, [step], [ONE])
-        return cls(batch, fingerprints(read), right.sketch_of_loss(seed_of(context)))
+def sketch_of(context, scope: str, steps: Sequence[LossStep], factors: Factors = (ONE,)) -> Sketch:
+    """Return the sketch of the gradients that the loss computed."""
+    right = Right(context.adapter, context.model, scope, steps, factors)
+    return right.sketch_of_loss(seed_of(context))
 
 
 def seed_of(context) -> int:
@@ -183,7 +181,7 @@ def judge_gradient(
     return errors[name], f"the {gradient_of(name)} {amount}"
 
 
-def check(context, scope: str, taken: Mapping[int, Taken], last: Last) -> tuple[float, float, str]:
+def check(context, scope: str, taken: Mapping[int, Taken]) -> tuple[float, float, str]:
     """Return (the largest relative error of the losses, that of the gradient, what is wrong in
     words or "")."""
     adapter, model = context.adapter, context.model
@@ -191,17 +189,16 @@ def check(context, scope: str, taken: Mapping[int, Taken], last: Last) -> tuple[
     for batch, step in taken.items():
         inputs = context.new_batch(batch, 0 if batch in context.held else step.repeat)
         shapes = inputs.shapes
-        where = f"after timing, scope {scope}, batch {batch} ({words.sizes(shapes)})"
-        if batch == last.batch:
-            now = {name: getattr(inputs, name) for name in last.inputs}
-            if overwritten := ", ".join(changed(last.inputs, now)):
-                wrong.append(f"{where}: it overwrites {overwritten}, which it may only read")
+        where = f"scope {scope}, batch {batch} ({words.sizes(shapes)})"
+        now = {name: getattr(inputs, name) for name in step.inputs}
+        if overwritten := ", ".join(changed(step.inputs, now)):
+            wrong.append(f"{where}: it overwrites {overwritten}, which it may only read")
         prepared = layouts.of(adapter).prepare(inputs)
         if step.ranges is not None:
             prepared.ranges = step.ranges
         error, line = judge_loss(context, scope, inputs, prepared, step.loss)
         errors.append(error)
-        if batch == last.batch and not line and not context.forward_only:
+        if step.sketch and not line:
             fresh = prepare(adapter, model, inputs, scope)
             if (
                 step.ranges is None
@@ -210,17 +207,17 @@ def check(context, scope: str, taken: Mapping[int, Taken], last: Last) -> tuple[
             ):
                 fresh.prepared = prepared
                 rights = rights_of(context, scope, [fresh])
-                grad_error, line = judge_gradient(context, shapes, last.sketch, rights)
+                grad_error, line = judge_gradient(context, shapes, step.sketch, rights)
         if line:
-            wrong.append(f"{where}: of the last timed step, {line}")
+            wrong.append(f"{where}: of the last step, {line}")
     if context.held and not context.loops_in_python:
-        inputs = context.new_batch(last.batch, FURTHER_REPEAT)
+        last = next(batch for batch, step in taken.items() if step.inputs)
+        inputs = context.new_batch(last, FURTHER_REPEAT)
         further = prepare(adapter, model, inputs, scope)
         error, line = judge_loss(context, scope, inputs, further.prepared, float(further.run()))
         errors.append(error)
         if line:
-            where = f"after timing, scope {scope}"
-            wrong.append(f"{where}: of one more step with other numbers, {line}")
+            wrong.append(f"scope {scope}: of one more step with other numbers, {line}")
     return finite(max(errors)), finite(grad_error), wrong[0] if wrong else ""
 
 
@@ -251,9 +248,7 @@ def ask_hard(context, scope: str, question: Question) -> str:
     ready = partial(prepare, context.adapter, context.model, scope=scope)
     steps = [ready(batch) for batch in batches]
     losses = run_together(steps, factors)
-    sketch = Right(context.adapter, context.model, scope, steps, factors).sketch_of_loss(
-        seed_of(context)
-    )
+    sketch = sketch_of(context, scope, steps, factors)
     if scope == "loss":
         steps = [ready(batch) for batch in batches]
     rights = rights_of(context, scope, steps, factors)
@@ -262,25 +257,23 @@ def ask_hard(context, scope: str, question: Question) -> str:
     if not line:
         scale = max(map(abs, question.upstream))
         _, line = judge_gradient(context, shapes, sketch, rights, scale)
-    return line and f"after timing, asked for {question.title} ({words.sizes(shapes)} each): {line}"
+    return line and f"asked for {question.title} ({words.sizes(shapes)} each): {line}"
 
 
-def run(
-    context, ends: Sequence[tuple[Stop, Mapping[int, Taken], Last | None]], rounded: str
-) -> Iterator[Stop]:
+def run(context, ends: Sequence[tuple[Stop, Mapping[int, Taken]]], rounded: str) -> Iterator[Stop]:
     """Yield the ``stop`` record of each scope with its errors; raise WrongResult after one that is
     wrong.
 
     rounded: names of the weights that the loss has written over."""
-    for end, taken, last in ends:
-        wrong = f"after timing: it overwrites {rounded}, which it may only read" if rounded else ""
-        if last is not None and not wrong:
-            end.loss_error, end.grad_error, wrong = check(context, end.scope, taken, last)
-            end.seed = last.sketch.seed
+    for end, taken in ends:
+        wrong = f"it overwrites {rounded}, which it may only read" if rounded else ""
+        if taken and not wrong:
+            end.loss_error, end.grad_error, wrong = check(context, end.scope, taken)
+            end.seed = seed_of(context)
             if not wrong and end is ends[-1][0]:
                 scope = layouts.of(context.adapter).scopes[-1]
                 asked = (ask_hard(context, scope, question) for question in hard_questions(context))
                 wrong = next(filter(None, asked), "")
         yield end
         if wrong:
-            raise WrongResult(wrong)
+            raise WrongResult(f"after timing, {wrong}")

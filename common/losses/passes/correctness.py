@@ -137,17 +137,17 @@ def answers_at_size(context, index: int) -> tuple[list[Answer], list[str]]:
     every = layouts.of(context.adapter).scopes
     for scope in context.settings.scopes if context.same_as else every:
 
-        def ready(repeat: int = 0, scope: str = scope) -> tuple[Any, list[Any]]:
-            return context.model, [context.step(scope, index, repeat)]
+        def ready(repeat: int = 0, scope: str = scope) -> tuple[Any, Any, list[Any]]:
+            return context.adapter, context.model, [context.step(scope, index, repeat)]
 
         earlier: dict[str, bytes] = {}
         for repeat in () if context.loops_in_python or context.same_as else (1, 0, 1):
-            (step,) = ready(repeat)[1]
+            (step,) = ready(repeat)[2]
             taken = {"loss": step.run(), **step.gradients()}
             if repeat == 0:
                 earlier = fingerprints(taken)
             del step, taken
-        answer = ask(context.adapter, *ready(), scope, ready, in_float32=not result)
+        answer = ask(ready, scope, in_float32=not result)
         if not result:
             differing = changed(earlier, answer.given)
         answer.given.clear()
@@ -238,7 +238,7 @@ def approximation_gap(context) -> float | None:
         if U > 0
     ]
     for batch, n in every[:: math.ceil(len(every) / GAP_UTTERANCES) or 1]:
-        alone = questions.alone(double.make_batch(batch), n)
+        alone = double.make_batch(batch).utterance(n)
         prepared = adapter.prepare(alone)
         with torch.no_grad():
             loss = float(layout.loss(layout.given(model, alone, prepared), alone, prepared))
@@ -283,7 +283,6 @@ def run(context) -> Iterator[Correctness]:
             wrong = f"right when asked first: it keeps something from an earlier call; {wrong}"
     gap = approximation_gap(context) if layout.approximate else None
     at_its_size: AtSize | None = None
-    differing: list[str] = []
     reached: list[str] = []
     if not wrong and not adapter.simulated:  # a simulator would take hours
         at_its_size, wrong = check_at_size(context, imprecise=small.imprecise is not None)
@@ -295,8 +294,7 @@ def run(context) -> Iterator[Correctness]:
             wrong = wrong and f"on a made-up batch as long as the file's longest utterance {wrong}"
         if not wrong:
             wrong = check(adapter, device, [questions.first(adapter).but(draw=20)]).wrong
-            differing, reached = questions.repeated(adapter, device)
-            differing = sorted({*differing, *at_its_size.differing})
+            reached = questions.reached_by_padding(adapter, device)
         if small.imprecise is not None:
             at_its_size.imprecise = max(small.imprecise, at_its_size.imprecise or 0.0)
     yield Correctness(
@@ -312,7 +310,7 @@ def run(context) -> Iterator[Correctness]:
         approximation_gap=gap,
         approximation_gaps={context.settings.logits: gap} if layout.approximate else None,
         at_size=at_its_size,
-        differing=differing,
+        differing=at_its_size.differing if at_its_size else [],
         reached_by_padding=reached,
         fewest_frames=adapter.fewest_frames,
         fewest_targets=adapter.fewest_targets,

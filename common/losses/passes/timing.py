@@ -28,7 +28,7 @@ from rnnt_bench.data.batching import heaviest, lightest
 from rnnt_bench.instruments import device, sampling
 from rnnt_bench.instruments.clock import Clock, time_step
 from rnnt_bench.losses.passes import after_timing
-from rnnt_bench.losses.passes.after_timing import Last, Taken
+from rnnt_bench.losses.passes.after_timing import Taken
 from rnnt_bench.losses.step import LossStep, changed, fingerprints
 from rnnt_bench.records.schema import Sample, Stop
 from rnnt_bench.system import memory
@@ -132,7 +132,7 @@ def run(context) -> Iterator[Sample | Stop]:
     scopes = list(settings.scopes)
     weights = dict(context.model.named_parameters())
     of_weights = fingerprints(weights)
-    ends: list[tuple[Stop, dict[int, Taken], Last | None]] = []
+    ends: list[tuple[Stop, dict[int, Taken]]] = []
     for scope in scopes[::-1] if loss_last or number // 2 % 2 else scopes:
         of_scope = OfScope(context, clock, scope)
         # the gradient of the last batch is judged: another one in each round
@@ -154,18 +154,14 @@ def run(context) -> Iterator[Sample | Stop]:
             "max_seconds": seconds,
         }
         yield from sampling.sweep(of_scope.sample, chosen, **caps, threads=threads)
-        last = None
         if of_scope.taken:
-            last = Last.taken(context, scope, *of_scope.latest.pop())
-        ends.append(
-            (
-                Stop(scope=scope, round=context.round, leaked_bytes=of_scope.kept()),
-                of_scope.taken,
-                last,
-            )
-        )
+            batch, step = of_scope.latest.pop()
+            of_scope.taken[batch].keep(context, scope, step)
+            del step
+        end = Stop(scope=scope, round=context.round, leaked_bytes=of_scope.kept())
+        ends.append((end, of_scope.taken))
     now, rounded = device.state(), ", ".join(changed(of_weights, weights))
     of_process = [name for name, value in context.state.items() if value != now[name]]
-    for end, _, _ in ends:
+    for end, _ in ends:
         end.changed = of_process
     yield from after_timing.run(context, ends, rounded)

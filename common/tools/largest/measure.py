@@ -18,13 +18,10 @@ from typing import Any
 
 from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.jobspec import JobSpec
-from rnnt_bench.core.text import finite
 from rnnt_bench.data.batching import heaviest
 from rnnt_bench.instruments.memory import AddressSpace, Device, Limit
-from rnnt_bench.losses import layouts, subject, words
-from rnnt_bench.losses.judge import Right
+from rnnt_bench.losses import subject
 from rnnt_bench.losses.passes import after_timing, correctness
-from rnnt_bench.losses.step import prepare
 from rnnt_bench.records.schema import JobLine, Measured, Stop, as_written
 from rnnt_bench.tools.largest import model
 from rnnt_bench.tools.largest.search import Try
@@ -93,26 +90,16 @@ def judge(context, given: Mapping[str, Any]) -> Iterator[Stop]:
     The limit protects the machine, with the slack for inputs; the oracle is outside of it."""
     (scope,) = context.settings.scopes
     batch = heaviest(context.all_batches)[0]
-    inputs = context.new_batch(batch, after_timing.FURTHER_REPEAT)
-    has_none = context.forward_only or layouts.of(context.adapter).approximate
     with limit_of(context, scope, given).making():
         step = context.step(scope, batch, after_timing.FURTHER_REPEAT)
         loss = float(step.run())
-        prepared = step.prepared
-        right = Right(
-            context.adapter, context.model, scope, [] if has_none else [step], [after_timing.ONE]
-        )
-        sketch = right.sketch_of_loss(after_timing.seed_of(context))
-        del step, right
+        ranges = getattr(step.prepared, "ranges", None)
+        taken = after_timing.Taken(after_timing.FURTHER_REPEAT, loss, ranges)
+        taken.keep(context, scope, step)
+        del step
         context.model.zero_grad(set_to_none=True)
     end = Stop(scope=scope, round=context.round)
-    error, wrong = after_timing.judge_loss(context, scope, inputs, prepared, loss)
-    end.loss_error = finite(error)
-    if not wrong and not has_none:
-        fresh = prepare(context.adapter, context.model, inputs, scope)
-        rights = after_timing.rights_of(context, scope, [fresh])
-        error, wrong = after_timing.judge_gradient(context, inputs.shapes, sketch, rights)
-        end.grad_error = finite(error)
+    end.loss_error, end.grad_error, wrong = after_timing.check(context, scope, {batch: taken})
     yield end
     if wrong:
-        raise WrongResult(f"at {words.sizes(inputs.shapes)}: {wrong}")
+        raise WrongResult(f"at the size found, {wrong}")
