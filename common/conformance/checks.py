@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import torch
 from msgspec.structs import replace as changed
 
-from rnnt_bench.conformance.answers import Examination, NotAsked, Refused, listed
+from rnnt_bench.conformance.answers import Examination, NotAsked, Refused, attempt, listed
 from rnnt_bench.conformance.outcomes import DIFFERS, PASS, REFUSES, Outcome
 from rnnt_bench.core.implementations import ONE_SYMBOL
 from rnnt_bench.core.questions import FEW
+from rnnt_bench.losses.judge import ONE
 from rnnt_bench.losses.oracle import relative_error
 from rnnt_bench.losses.step import differentiate, run_together
 
@@ -76,8 +76,9 @@ def must_refuse(exam: Examination) -> Outcome:
     """Judge an impossible input of two utterances: an error is right, any answer is wrong."""
     if exam.interpreted:
         raise NotAsked("arrays of the simulator check their indices, those of a GPU do not")
+    steps = exam.ready()[2]
     try:
-        return Outcome(DIFFERS, f"answers {listed(exam.run()[1])}")
+        return Outcome(DIFFERS, f"answers {listed(*attempt(run_together, steps, [ONE]))}")
     except Refused as refusal:
         return Outcome(PASS, f"refuses: {refusal}")
 
@@ -99,11 +100,10 @@ def laid_out(exam: Examination) -> Outcome:
 
 
 def upstream_zero(exam: Examination) -> Outcome:
-    step, loss = exam.run()
-    gradients = [
-        gradient.reshape(-1) for gradient in step.gradients().values() if gradient is not None
-    ]
-    return _zero(torch.cat([loss.reshape(1) * 0, *gradients]), "")
+    given = exam.answer().given
+    given["loss"] = given["loss"] * 0
+    values = [value.reshape(-1) for value in given.values() if value is not None]
+    return _zero(torch.cat(values), "")
 
 
 def _reductions(exam: Examination, reduction: str) -> dict[str, torch.Tensor]:
@@ -130,38 +130,29 @@ def package_reduction(exam: Examination) -> Outcome:
             f"it has no reduction {reduction!r}, only {', '.join(exam.adapter.reductions)}"
         )
     exam = replace(exam, adapter=exam.adapter.but(reduction=reduction, repairs=False))
-    reductions = _reductions(exam, reduction)
-    outcomes: dict[str, Outcome] = {}
+    outcomes = []
 
     def run(steps, _):
         loss = steps[0].forward()
         differentiate(loss.sum(), steps)
         return [loss.detach()]
 
-    for name, weights in reductions.items():
+    for name, weights in _reductions(exam, reduction).items():
         answer = exam.answer(run, [weights])
         weighted = answer.of_utterances * weights
         answer.rights = weighted if reduction == "none" else weighted.sum().reshape(1)
         if answer.losses.numel() == answer.rights.numel():
-            outcomes[name] = exam.compare(answer, run)
+            outcome = exam.compare(answer, run)
         else:
             words = f"{answer.losses.numel()} losses instead of {answer.rights.numel()}"
-            outcomes[name] = Outcome(DIFFERS, words)
-    for name in reductions if reduction == "mean" else [""]:
-        if outcomes[name].result == PASS:
-            return changed(outcomes[name], message=name)
-
-    # no error of a loss of another shape
-    errors = {
-        name: math.inf if outcome.loss_error is None else outcome.loss_error
-        for name, outcome in outcomes.items()
-    }
-    name = min(reductions, key=errors.__getitem__)
-    words = f"compared with the {name}" if name else ""
-    message = ", ".join(
-        filter(None, [outcomes[name].message or "value and gradient are another's", words])
-    )
-    return changed(outcomes[name], result=DIFFERS, message=message)
+            outcome = Outcome(DIFFERS, words, math.inf)
+        if outcome.result == PASS and (reduction == "mean" or not name):
+            return changed(outcome, message=name)
+        words = outcome.message or "value and gradient are another's"
+        if name:
+            words = f"{words}, compared with the {name}"
+        outcomes.append(changed(outcome, result=DIFFERS, message=words))
+    return min(outcomes, key=lambda outcome: outcome.loss_error or 0.0)
 
 
 def second_backward(exam: Examination) -> Outcome:
@@ -203,17 +194,15 @@ def unmodified(exam: Examination) -> Outcome:
 
 def deterministic(exam: Examination) -> Outcome:
     exam = exam.but(shapes=FEW) if exam.interpreted else exam  # a simulator takes minutes for more
-    repeats: list[Any] = [exam.run() for _ in range(5)]
-    (step, loss), *others = repeats
-    first = step.gradients()
-    off = max(relative_error(other, loss) for _, other in others)
-    spread = max(
-        relative_error(gradient, first[name])
-        for other, _ in others
-        for name, gradient in other.gradients().items()
-    )
-    if off == spread == 0:
+    first, *others = [exam.answer().given for _ in range(5)]
+    errors = {
+        name: max(relative_error(other[name], value) for other in others)
+        for name, value in first.items()
+    }
+    if not any(errors.values()):
         return Outcome(PASS)
+    off = errors.pop("loss")
+    spread = max(errors.values())
     message = f"repeats differ: loss by {off:.1e}, gradient by {spread:.1e}"
     return Outcome(DIFFERS, message, off, spread)
 

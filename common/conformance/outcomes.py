@@ -15,7 +15,7 @@ RESULTS = get_args(Result)
 PASS, DIFFERS, REFUSES, CRASHES, TIMEOUT, NOT_ASKED, ERROR = RESULTS
 #: End of the message of a loss that passes because it is infinite as it must be, although its
 #: gradient is NaN.
-NAN_GRADIENT = "gradient nan"
+NAN_GRADIENT = "gradient up to nan"
 #: Beginning of the message of a loss that passes because it is right in float64.
 IMPRECISE = "imprecise: "
 JUDGED = "judged"

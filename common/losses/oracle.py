@@ -36,26 +36,6 @@ def _by_diagonal(arcs: Sequence[Arc], dtype: Any = np.float64) -> list[np.ndarra
     return weights
 
 
-def _forward(arcs: Sequence[Arc], weights: Sequence[np.ndarray]) -> np.ndarray:
-    """Return alpha, arranged as the weights of `_by_diagonal` are; its last number is that of (T,
-    U)."""
-    alpha = np.full_like(weights[0], LOG_ZERO)
-    alpha[0, 0] = 0.0
-    steps, U1 = alpha.shape
-    for step in range(steps):
-        for (dt, du, _), skewed in zip(arcs, weights):
-            ahead = step + dt + du
-            if ahead < steps:
-                alpha[ahead, du:] = np.logaddexp(
-                    alpha[ahead, du:], (alpha[step] + skewed[step])[: U1 - du]
-                )
-    return alpha
-
-
-def log_likelihood(arcs: Sequence[Arc]) -> float:
-    return float(_forward(arcs, _by_diagonal(arcs))[-1, -1])
-
-
 def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> tuple[float, list[torch.Tensor]]:
     """Return the log-likelihood of an utterance, and the posterior probability (T, U+1) of each of
     its arcs.
@@ -66,9 +46,17 @@ def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> tuple[float, list[t
     numpy.float32 tells what a right loss in float32 loses.
     """
     weights = _by_diagonal(arcs, dtype)
-    alpha = _forward(arcs, weights)
+    alpha = np.full_like(weights[0], LOG_ZERO)
+    alpha[0, 0] = 0.0
     steps, U1 = alpha.shape
     T, u = steps - U1, np.arange(U1)
+    for step in range(steps):
+        for (dt, du, _), skewed in zip(arcs, weights):
+            ahead = step + dt + du
+            if ahead < steps:
+                alpha[ahead, du:] = np.logaddexp(
+                    alpha[ahead, du:], (alpha[step] + skewed[step])[: U1 - du]
+                )
     beta = np.full_like(alpha, LOG_ZERO)
     beta[-1, -1] = 0.0
     for step in reversed(range(steps)):
@@ -150,9 +138,6 @@ class _Lattice(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, parts, shapes, topology):
-        if not ctx.needs_input_grad[0]:
-            arcs = [topology.arcs(parts[n, :T, : U + 1]) for n, (T, U) in enumerate(shapes)]
-            return torch.tensor([-log_likelihood(of_one) for of_one in arcs], dtype=torch.float64)
         losses, gradient = torch.zeros(len(shapes), dtype=torch.float64), torch.zeros_like(parts)
         for n, (T, U) in enumerate(shapes):
             total, derivatives = of_parts(parts[n, :T, : U + 1], topology)
