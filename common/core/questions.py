@@ -106,9 +106,6 @@ class Question:
     def but(self, **values: Any) -> Question:
         return replace(self, **values)
 
-    def needs_gradient(self, name: str) -> bool:
-        return not name.startswith(self.frozen) if self.frozen else True
-
     @property
     def of_utterances(self) -> bool:
         """Return whether it has a factor for each utterance."""

@@ -28,33 +28,34 @@ class Frames(NamedTuple):
 
 
 class Cells:
-    """The cells of padded logits in scope "loss"; subclasses are for other layouts and scopes.
+    """The cells of what a loss is given, in scope "loss".
 
-    Made of the inputs, what the adapter made of them, the leaves of a
+    Made of the layout, the inputs, what the adapter made of them, the leaves of a
     rnnt_bench.losses.step.LossStep and the gradients that the loss computed, by the names of the
-    leaves.  `width` is the number of elements of a cell, `score` the largest magnitude of the
-    logits seen so far, and `factors` those of the losses of the utterances.
+    leaves.  `score` is the largest magnitude of the logits seen so far, and `factors` those of the
+    losses of the utterances.
     """
 
     dtype = torch.float64  # of the logits that it gives
 
-    def __init__(self, batch: Batch, prepared: Any, leaves: Tensors, gradients: Gradients):
-        self.batch, self.prepared, self.score = batch, prepared, 0.0
+    def __init__(
+        self, layout: Any, batch: Batch, prepared: Any, leaves: Tensors, gradients: Gradients
+    ):
+        self.layout, self.batch, self.prepared = layout, batch, prepared
+        self.leaves, self.gradients = leaves, gradients
+        self.score = 0.0
         self.factors = [1.0] * len(batch.shapes)
-        self.given = leaves["given"].detach()
-        self.gradients = gradients
-        self.gradient: Any = gradients.get("given")
-        self.width = self.given.size(-1)
 
-    def of(self, tensor: torch.Tensor, n: int, begin: int, end: int) -> torch.Tensor:
-        """Return frames [begin, end) of utterance n, of the leaf or its gradient: (frames, cells of
-        a frame, V)."""
-        return tensor[n, begin:end, : self.batch.shapes[n][1] + 1]
+    @property
+    def width(self) -> int:
+        """Return the number of elements of a cell."""
+        return self.leaves["given"].size(-1)
 
     def scores(self, n: int, begin: int, end: int) -> torch.Tensor:
         """Return the logits (frames, cells of a frame, V) of these frames; differentiable in a
         step."""
-        return self.of(self.given, n, begin, end).to(self.dtype)
+        given = self.leaves["given"].detach()
+        return self.layout.cells_of(given, self.batch.shapes, n, begin, end).to(self.dtype)
 
     def frames(self, n: int) -> Iterator[Frames]:
         """Yield some frames of an utterance at a time, at most CHUNK elements; note the largest
@@ -75,31 +76,18 @@ class Cells:
 
     def symbols(self, n: int, begin: int, end: int) -> torch.Tensor:
         """Return the u of each cell of these frames: (frames, cells of a frame)."""
+        if self.layout.approximate:
+            return self.prepared.ranges[n, begin:end].long()
         U1 = self.batch.shapes[n][1] + 1
         return torch.arange(U1, device=self.batch.targets.device).expand(end - begin, U1)
 
     def computed(self, n: int, frames: Frames) -> torch.Tensor | None:
         """Return the loss's gradient of these frames, for a factor of 1."""
-        if self.gradient is None:
+        gradient = self.gradients["given"]
+        if gradient is None:
             return None
-        return self.of(self.gradient, n, frames.begin, frames.end) / self.factors[n]
-
-
-class PackedCells(Cells):
-    def of(self, tensor, n, begin, end):
-        shapes, row = self.batch.shapes, self.batch.shapes[n][1] + 1
-        first = sum(T * (U + 1) for T, U in shapes[:n])
-        return tensor[first + begin * row : first + end * row].view(end - begin, row, -1)
-
-
-class PrunedCells(Cells):
-    """The cells of pruned logits (N, T, S, V)."""
-
-    def of(self, tensor, n, begin, end):
-        return tensor[n, begin:end]
-
-    def symbols(self, n, begin, end):
-        return self.prepared.ranges[n, begin:end].long()
+        shapes, begin, end = self.batch.shapes, frames.begin, frames.end
+        return self.layout.cells_of(gradient, shapes, n, begin, end) / self.factors[n]
 
 
 class StepCells(Cells):
@@ -111,33 +99,20 @@ class StepCells(Cells):
     compared with the last step.
     """
 
-    def __init__(self, batch: Batch, prepared: Any, leaves: Tensors, gradients: Gradients):
-        self.batch, self.prepared, self.score = batch, prepared, 0.0
-        self.factors = [1.0] * len(batch.shapes)
-        self.leaves, self.gradients = leaves, gradients
-        self.width = max(leaves["output.weight"].shape)
-
-    def decoder_out(self, n: int, begin: int, end: int) -> torch.Tensor:
-        """Return the decoder outputs of the cells of these frames: (frames or 1, cells of a frame,
-        D)."""
-        return self.leaves["decoder_out"][n, None, : self.batch.shapes[n][1] + 1]
+    @property
+    def width(self):
+        return max(self.leaves["output.weight"].shape)
 
     def scores(self, n, begin, end):
+        U1 = self.batch.shapes[n][1] + 1
         with torch.enable_grad():
-            joined = torch.tanh(
-                self.leaves["encoder_out"][n, begin:end, None] + self.decoder_out(n, begin, end)
-            )
+            decoder_out = self.leaves["decoder_out"][n, None, :U1]
+            if self.layout.approximate:
+                decoder_out = self.leaves["decoder_out"][n][self.symbols(n, begin, end)]
+            joined = torch.tanh(self.leaves["encoder_out"][n, begin:end, None] + decoder_out)
             return torch.nn.functional.linear(
                 joined, self.leaves["output.weight"], self.leaves["output.bias"]
             )
-
-
-class PrunedStepCells(StepCells):
-    def symbols(self, n, begin, end):
-        return self.prepared.ranges[n, begin:end].long()
-
-    def decoder_out(self, n, begin, end):
-        return self.leaves["decoder_out"][n][self.symbols(n, begin, end)]
 
 
 def largest(values: torch.Tensor) -> float:

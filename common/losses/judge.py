@@ -284,7 +284,8 @@ class Right:
         for step, factor in zip(steps, factors):
             gradients = step.gradients()
             if "given" in step.leaves:
-                cells = self.layout.cells(step.batch, step.prepared, step.leaves, gradients)
+                kind: type[Cells] = Cells
+                leaves = step.leaves
             else:
                 leaves = leaves_of(self.model, step.batch)
                 for name in OUTPUTS:
@@ -294,7 +295,8 @@ class Right:
                     )
                 if step is not steps[-1]:  # the gradients of the weights are those of all steps
                     gradients = {name: gradients[name] for name in OUTPUTS}
-                cells = self.layout.step_cells(step.batch, step.prepared, leaves, gradients)
+                kind = StepCells
+            cells = kind(self.layout, step.batch, step.prepared, leaves, gradients)
             cells.dtype = dtype
             cells.factors = factor.expand(len(step.batch.shapes)).tolist()
             self.cells.append(cells)
@@ -508,28 +510,18 @@ def judge(answer: Answer, limits: Allowed) -> list[Judged]:
     """Return every error beside what is allowed of it."""
     judged = [Judged("loss", answer.loss_error, limits.loss, limits.precise_loss)]
     for name, leaf in answer.errors.leaves.items():
-        judged.append(
-            Judged(gradient_of(name), leaf.error, limits.gradient, limits.precise_gradient, name)
-        )
+        what = gradient_of(name)
+        by_a_factor = abs(leaf.factor - 1)
+        judged += [
+            Judged(what, leaf.error, limits.gradient, limits.precise_gradient, name),
+            Judged(f"{what} by a factor", by_a_factor, limits.slope, leaf=name),
+        ]
     for name, error in answer.errors.sums.items():
         if name in SUMMED:
             judged.append(Judged(f"{SUMMED[name]} in sum", error, limits.sums, leaf="given"))
         else:
-            judged.append(
-                Judged(
-                    f"a row of the {gradient_of(name)} in sum",
-                    error,
-                    limits.rows,
-                    limits.sums,
-                    name,
-                )
-            )
-    for name, leaf in answer.errors.leaves.items():
-        judged.append(
-            Judged(
-                f"{gradient_of(name)} by a factor", abs(leaf.factor - 1), limits.slope, leaf=name
-            )
-        )
+            what = f"a row of the {gradient_of(name)} in sum"
+            judged.append(Judged(what, error, limits.rows, limits.sums, name))
     return judged
 
 

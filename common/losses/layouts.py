@@ -18,7 +18,6 @@ from rnnt_bench.core.settings import SCOPES
 from rnnt_bench.instruments.clock import stage
 from rnnt_bench.losses import inputs, oracle
 from rnnt_bench.losses.adapter import Adapter
-from rnnt_bench.losses.cells import Cells, PackedCells, PrunedCells, PrunedStepCells, StepCells
 from rnnt_bench.losses.inputs import Batch, Joiner
 
 Shapes = Sequence[tuple[int, int]]
@@ -30,8 +29,6 @@ class Layout:
     """A kind of input, bound to one adapter; this one is of padded logits (N, T, U+1, V)."""
 
     scopes: tuple[str, ...] = SCOPES  # the scopes that such a loss has
-    cells: type[Cells] = Cells  # how scope "loss" is judged at size
-    step_cells: type[StepCells] = StepCells  # how scope "step" is judged at size
     approximate = False  # whether the loss is approximate by design, with a `gap` to the exact loss
     tensors: tuple[str, ...] = ("logits",)  # names of the first arguments of the package's function
     projections: tuple[str, ...] = ()  # layers beside the joiner's that the step trains
@@ -86,6 +83,13 @@ class Layout:
         cells: list[Region] = [(n, slice(None), region) for n, region in targets]
         return {"encoder_out": frames, "decoder_out": targets, "given": frames + cells}
 
+    def cells_of(
+        self, given: torch.Tensor, shapes: Shapes, n: int, begin: int, end: int
+    ) -> torch.Tensor:
+        """Return frames [begin, end) of utterance n, of `given` or its gradient: (frames, cells of
+        a frame, V)."""
+        return given[n, begin:end, : shapes[n][1] + 1]
+
     def take(self, logits: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
         """Return `given`, the input of `loss`, made from padded logits; may add to `prepared`."""
         return logits
@@ -94,8 +98,6 @@ class Layout:
 class Packed(Layout):
     """The layout of packed logits (sum T_i (U_i+1), V): the cells of each utterance, row-major, in
     turn."""
-
-    cells = PackedCells
 
     def given(self, model, batch, prepared):
         cells = [
@@ -108,6 +110,11 @@ class Packed(Layout):
 
     def padding(self, shapes):
         return {**super().padding(shapes), "given": []}
+
+    def cells_of(self, given, shapes, n, begin, end):
+        row = shapes[n][1] + 1
+        first = sum(T * (U + 1) for T, U in shapes[:n])
+        return given[first + begin * row : first + end * row].view(end - begin, row, -1)
 
     def take(self, logits, batch, prepared):
         if all((T, U + 1) == logits.shape[1:3] for T, U in batch.shapes):
@@ -202,8 +209,6 @@ class Pruned(Layout):
     """
 
     approximate = True
-    cells = PrunedCells
-    step_cells = PrunedStepCells
     projections = ("am", "lm")
     adapter: Any
 
@@ -249,6 +254,9 @@ class Pruned(Layout):
     def padding(self, shapes):
         regions = super().padding(shapes)
         return {**regions, "given": regions["encoder_out"]}
+
+    def cells_of(self, given, shapes, n, begin, end):
+        return given[n, begin:end]
 
     def take(self, logits, batch, prepared):
         """Return the logits, with all of U in the range of every frame, so that the pruned loss is

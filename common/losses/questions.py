@@ -49,7 +49,7 @@ def freeze(adapter: Adapter, question: Question, model: Joiner, batches: Sequenc
     for batch in batches:
         leaves = leaves_of(model, batch)
         for name, leaf in leaves.items():
-            leaf.requires_grad_(question.needs_gradient(name))
+            leaf.requires_grad_(not name.startswith(question.frozen))
         fill_padding(adapter, question, batch, leaves)
 
 

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from rnnt_bench.core.questions import Question, Shapes
 from rnnt_bench.core.text import UNBOUNDED
-from rnnt_bench.losses import oracle
+from rnnt_bench.losses import oracle, questions
 from rnnt_bench.losses.adapter import Adapter
-from rnnt_bench.losses.inputs import Batch
 from rnnt_bench.losses.judge import Answer, Judged, gradient_of
 from rnnt_bench.losses.rounding import TINY
 
-Shapes = Sequence[tuple[int, int]]
 #: Largest relative difference between the ratio of the two values and a ratio with a known cause.
 NEAR = 1e-3
 
@@ -81,12 +80,15 @@ def of_small(shapes: Shapes) -> str:
     return f"a batch of {len(shapes)} (T, U: {', '.join(f'{T}, {U}' for T, U in shapes)})"
 
 
-def mistakes(adapter: Adapter, logits: torch.Tensor, batch: Batch) -> dict[str, float]:
-    """Return the summed loss with each usual mistake that this batch can show, by what the mistake
-    is.
-
-    logits: (N, T, U+1, V) float64 on the CPU."""
-    lattice, blank, shapes = adapter.lattice, adapter.blank, batch.shapes
+def mistakes(adapter: Adapter, question: Question, device: torch.device) -> dict[str, float]:
+    """Return the summed loss with each usual mistake that the batch of a question can show, by what
+    the mistake is; none where several losses are summed or scaled."""
+    if question.upstream or question.largest:
+        return {}
+    wide, model, (batch,) = questions.made(adapter, question, device)
+    with torch.no_grad():
+        logits = model.logits(batch).cpu().double()
+    lattice, blank, shapes = wide.lattice, wide.blank, batch.shapes
     targets = batch.targets.cpu()
     losses: dict[str, float] = {}
     if min(T for T, _ in shapes) > 1:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -119,11 +118,9 @@ def rights_of(context, scope: str, steps: Sequence[LossStep], factors: Factors =
             tensors[f"{name} {number}"] = tensor
         names += [f"{name} {number}" for name, leaf in step.leaves.items() if leaf.requires_grad]
     seed = seed_of(context) if names else 0
-    cells = layout.cells if "given" in steps[0].leaves else layout.step_cells
     numbers = [(step.batch.shapes, factor.tolist()) for step, factor in zip(steps, factors)]
     added = scope if layout.approximate else ""  # a step of a pruned loss adds the simple one
-    question = [cells.__qualname__, adapter.lattice, adapter.blank, added]
-    question += [context.dtype, seed, names, numbers]
+    question = [adapter.lattice, adapter.blank, added, context.dtype, seed, names, numbers]
 
     def compute() -> dict[str, list[float]]:
         # on a CPU twice as fast as in float64, and as good where a leaf may be off by a hundredth
@@ -230,7 +227,7 @@ def hard_questions(context) -> Sequence[Question]:
     return HARD[(context.round or 1) - 1 :: several]
 
 
-def ask_hard(context, scope: str, question: Question) -> str:
+def ask_hard(context, question: Question) -> str:
     """Ask a hard question on the lightest measured batch; return what is wrong in words.  It
     changes the weights."""
     question = questions.of_dtype(
@@ -245,13 +242,10 @@ def ask_hard(context, scope: str, question: Question) -> str:
     ]
     questions.change(question, context.model, batches[0])
     questions.freeze(context.adapter, question, context.model, batches)
-    ready = partial(prepare, context.adapter, context.model, scope=scope)
-    steps = [ready(batch) for batch in batches]
+    steps = [prepare(context.adapter, context.model, batch, "step") for batch in batches]
     losses = run_together(steps, factors)
-    sketch = sketch_of(context, scope, steps, factors)
-    if scope == "loss":
-        steps = [ready(batch) for batch in batches]
-    rights = rights_of(context, scope, steps, factors)
+    sketch = sketch_of(context, "step", steps, factors)
+    rights = rights_of(context, "step", steps, factors)
     shapes = batches[0].shapes
     _, line = judge_losses(context, shapes, map(float, losses), rights)
     if not line:
@@ -271,8 +265,7 @@ def run(context, ends: Sequence[tuple[Stop, Mapping[int, Taken]]], rounded: str)
             end.loss_error, end.grad_error, wrong = check(context, end.scope, taken)
             end.seed = seed_of(context)
             if not wrong and end is ends[-1][0]:
-                scope = layouts.of(context.adapter).scopes[-1]
-                asked = (ask_hard(context, scope, question) for question in hard_questions(context))
+                asked = (ask_hard(context, question) for question in hard_questions(context))
                 wrong = next(filter(None, asked), "")
         yield end
         if wrong:

@@ -55,13 +55,12 @@ class Checked(NamedTuple):
     """Hold the largest relative errors of a loss over several questions, each with what was allowed
     of it."""
 
-    loss: tuple[float, float] = (0.0, 0.0)  # over the questions with plain logits
-    gradient: tuple[float, float] = (0.0, 0.0)  # likewise
-    # the largest difference of a factor from 1, where rounding is small
-    slope: tuple[float, float] = (0.0, 0.0)
-    wrong: str = ""  # what is wrong in words
-    question: Question | None = None  # the one that failed
-    imprecise: float | None = None  # the largest error that only float64 shows to be rounding
+    loss: tuple[float, float]  # over the questions with plain logits
+    gradient: tuple[float, float]  # likewise
+    slope: tuple[float, float]  # likewise, the largest difference of a factor from 1
+    wrong: str  # what is wrong in words
+    question: Question | None  # the one that failed
+    imprecise: float | None  # the largest error that only float64 shows to be rounding
 
 
 def check(
@@ -71,8 +70,9 @@ def check(
 
     One of a single utterance comes before one of a batch, since it tells its author more.
     """
-    losses, gradients, slopes, imprecise = [], [], [], []
-    wrong: list[tuple[bool, Question, str]] = []
+    imprecise = []
+    plain = [((0.0, 0.0), (0.0, 0.0), (0.0, 0.0))]
+    wrong: list[tuple[bool, Question | None, str]] = []
     asked = asked or list(questions.small(adapter, device))
     for question, answer in questions.answers(adapter, device, asked):
         verdict = questions.verdict(adapter, device, question, answer)
@@ -80,37 +80,20 @@ def check(
         if verdict.imprecise is not None:
             imprecise.append(verdict.imprecise)
         if question.logits == "random" and question.largest is None:
-            losses.append((answer.loss_error, limits.loss))
-            gradients.append((answer.grad_error, limits.gradient))
-        if question.largest is None:
-            slopes.append((answer.slope_error, limits.slope))
+            loss = answer.loss_error, limits.loss
+            gradient = answer.grad_error, limits.gradient
+            plain.append((loss, gradient, (answer.slope_error, limits.slope)))
         if verdict.wrong or answer.overwritten:
-            fitting = usual_mistakes(adapter, question, device)
+            fitting = words.mistakes(adapter, question, device)
             line = words.of_answer(answer, verdict.wrong, fitting)
             line = f"{words.of_small(question.shapes)}: {line}"
             if question.title:
                 line = f"with {question.title}: {line}"
             wrong.append((len(question.shapes) > 1, question, line))
     # min keeps the first of equals
-    worst = min(wrong, key=lambda failure: failure[0]) if wrong else None
-    return Checked(
-        loss=max(losses, default=(0.0, 0.0)),
-        gradient=max(gradients, default=(0.0, 0.0)),
-        slope=max(slopes, default=(0.0, 0.0)),
-        wrong=worst[2] if worst else "",
-        question=worst[1] if worst else None,
-        imprecise=max(imprecise, default=None),
-    )
-
-
-def usual_mistakes(adapter: Adapter, question: Question, device: torch.device) -> dict[str, float]:
-    """Return the loss with each usual mistake, by its words; none where several losses are summed
-    or scaled."""
-    if question.upstream or question.largest:
-        return {}
-    wide, model, (batch,) = questions.made(adapter, question, device)
-    with torch.no_grad():
-        return words.mistakes(wide, model.logits(batch).cpu().double(), batch)
+    _, failed, reason = min(wrong, key=lambda failure: failure[0], default=(False, None, ""))
+    loss, gradient, slope = map(max, zip(*plain))
+    return Checked(loss, gradient, slope, reason, failed, max(imprecise, default=None))
 
 
 def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float32") -> str:
