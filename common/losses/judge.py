@@ -159,8 +159,8 @@ class Errors:
         T, U = cells.batch.shapes[n]
 
         def where(at: tuple[int, ...]) -> str:
-            place = f"t {frames.begin + at[0]}, u {int(frames.u[at[:2]])}, symbol {at[2]}"
-            return f"utterance {n + 1} (T {T}, U {U}), {place}"
+            cell = f"t {frames.begin + at[0]}, u {int(frames.u[at[:2]])}"
+            return f"utterance {n + 1} (T {T}, U {U}), {cell}, symbol {at[2]}"
 
         difference = self.note("given", gradient, right, where)
         if gradient is None:
@@ -213,14 +213,14 @@ class Sketch:
         self.sums: dict[str, torch.Tensor] = {}
         self.squares: dict[str, float] = defaultdict(float)
 
-    def note(self, name: str, values: torch.Tensor | None, *place: int) -> None:
-        """Add a part of a gradient; `place`, its utterance and first frame, is that of the right
-        one's."""
+    def note(self, name: str, values: torch.Tensor | None, *part: int) -> None:
+        """Add a part of a gradient.  part: its utterance and first frame, the same as those of the
+        right one."""
         sums = self.sums.setdefault(name, torch.zeros(self.COUNT, dtype=torch.float64))
         if values is not None:
             rows = values.detach().double().reshape(-1, values.size(-1))
             products = rows @ self._signs(rows.size(1), name).to(rows)
-            sums += (products * self._signs(len(rows), name, *place).to(rows)).sum(0).cpu()
+            sums += (products * self._signs(len(rows), name, *part).to(rows)).sum(0).cpu()
             self.squares[name] += float(rows.square().sum())
 
     def note_leaf(self, name: str, gradient: torch.Tensor | None, right: torch.Tensor) -> None:
@@ -239,12 +239,11 @@ class Sketch:
         """Note the right gradient of the logits of some frames of an utterance."""
         self.note("given", right, n, frames.begin)
 
-    def _signs(self, count: int, name: str, *place: int) -> torch.Tensor:
-        key = (self.seed, *name.encode(), len(place), *place)
-        return (
-            torch.from_numpy(uniform(count * self.COUNT, *key) < 0.5).view(count, self.COUNT) * 2.0
-            - 1
-        )
+    def _signs(self, count: int, name: str, *part: int) -> torch.Tensor:
+        """Return random signs (count, COUNT), float64."""
+        key = (self.seed, *name.encode(), len(part), *part)
+        is_positive = torch.from_numpy(uniform(count * self.COUNT, *key) < 0.5)
+        return is_positive.view(count, self.COUNT) * 2.0 - 1
 
     def errors(self, right: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """Return, by leaf, the length of the difference to the right gradient over the length of
@@ -312,10 +311,10 @@ class Right:
         T, U = cells.batch.shapes[n]
         lattice = self.adapter.lattice
         values = torch.full((T, U + 2, 2 + lattice.extra), -math.inf, dtype=torch.float64)
-        for some in cells.frames(n):
-            parts = lattice.parts(some.logits, some.target, self.adapter.blank).cpu().double()
-            columns = some.u.cpu().unsqueeze(2).expand_as(parts)
-            values[some.begin : some.end].scatter_(1, columns, parts)
+        for frames in cells.frames(n):
+            parts = lattice.parts(frames.logits, frames.target, self.adapter.blank).cpu().double()
+            columns = frames.u.cpu().unsqueeze(2).expand_as(parts)
+            values[frames.begin : frames.end].scatter_(1, columns, parts)
         return values[:, : U + 1]
 
     def lattices(self, in_float32: bool = False) -> tuple[list[list[Lattice]], float]:
@@ -361,17 +360,19 @@ class Right:
         adapter = self.adapter
         for number, cells in enumerate(self.cells):
             for n, (_, by_cell) in enumerate(every[number]):
-                for some in cells.frames(n) if cells.gradients else ():
-                    columns = some.u.unsqueeze(2).expand(-1, -1, by_cell.size(2))
-                    derivatives = by_cell[some.begin : some.end].gather(1, columns).to(some.logits)
+                for frames in cells.frames(n) if cells.gradients else ():
+                    columns = frames.u.unsqueeze(2).expand(-1, -1, by_cell.size(2))
+                    derivatives = (
+                        by_cell[frames.begin : frames.end].gather(1, columns).to(frames.logits)
+                    )
                     right = oracle.cell_gradient(
-                        some.logits, some.target, derivatives, adapter.blank, adapter.lattice
+                        frames.logits, frames.target, derivatives, adapter.blank, adapter.lattice
                     )
                     if isinstance(cells, StepCells):
                         cells.last.backward(right * cells.factors[n])
                     else:
-                        gradient = cells.computed(n, some)
-                        into.note_cells(cells, n, some, gradient, right, derivatives)
+                        gradient = cells.computed(n, frames)
+                        into.note_cells(cells, n, frames, gradient, right, derivatives)
                 self.losses[number][n] += self.beside(cells, n)
             if isinstance(cells, StepCells):
                 for name, gradient in cells.gradients.items():
@@ -394,8 +395,8 @@ class Right:
                     result.note(called(name, number), gradient)
                 continue
             for n in range(len(cells.batch.shapes)):
-                for some in cells.frames(n):
-                    result.note("given", cells.computed(n, some), n, some.begin)
+                for frames in cells.frames(n):
+                    result.note("given", cells.computed(n, frames), n, frames.begin)
         return result
 
 
@@ -469,18 +470,18 @@ def ask(
     if scope == "loss" or overwritten:
         steps.clear()  # they hold as much memory as the new ones will
         _, model, steps = ready()
-        for step, of_step in zip(steps, computed):
-            step.computed = of_step
+        for step, gradients in zip(steps, computed):
+            step.computed = gradients
     right = Right(adapter, model, scope, steps, factors)
     errors = Errors(adapter)
     every, of_float32 = right.lattices(in_float32)
     if torch.cat(right.losses).isfinite().all():
         right.compare(every, errors)
-        for step, of_step in zip(steps, computed):
-            errors.note_padding(step.batch.shapes, of_step)
+        for step, gradients in zip(steps, computed):
+            errors.note_padding(step.batch.shapes, gradients)
     rights = [
-        of_step if loss.numel() > 1 else of_step.sum()
-        for loss, of_step in zip(losses, right.losses)
+        expected if loss.numel() > 1 else expected.sum()
+        for loss, expected in zip(losses, right.losses)
     ]
     return Answer(
         shapes=[shape for step in steps for shape in step.batch.shapes],

@@ -121,7 +121,7 @@ def cell_gradient(
     return gradient
 
 
-def needed_cells(of_cells: torch.Tensor, dtype: torch.dtype) -> int:
+def needed_cells(posteriors: torch.Tensor, dtype: torch.dtype) -> int:
     """Return how many cells have a posterior that a gradient can tell from zero; half precision is
     summed in float32.
 
@@ -129,7 +129,7 @@ def needed_cells(of_cells: torch.Tensor, dtype: torch.dtype) -> int:
     sums over it.
     """
     summed_in = torch.float64 if dtype == torch.float64 else torch.float32
-    return int((of_cells >= torch.finfo(summed_in).eps / 2).sum())
+    return int((posteriors >= torch.finfo(summed_in).eps / 2).sum())
 
 
 class _Lattice(torch.autograd.Function):

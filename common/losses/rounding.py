@@ -2,8 +2,8 @@
 oracle.
 
 Every judge of a loss asks `allowed`: the small batches, the measured batch, the losses after
-timing, the conformance cases.  The oracle is given the same numbers as the loss, so what is left of
-a right one is rounding (Higham 2002, Accuracy and Stability of Numerical Algorithms, 2.2, 3.1,
+timing, the conformance cases.  The oracle is given the same numbers as the loss.  So what a right
+one is off by is rounding (Higham 2002, Accuracy and Stability of Numerical Algorithms, 2.2, 3.1,
 4.2):
 
 - A step of a path adds a log-probability, a score less its normaliser.  Each of the two is off by

@@ -10,9 +10,9 @@ The measured batch has the run's own N, T, U and V.  It shows errors that only a
 index that overflows, a block that is left out, sums that lose their digits, results kept from other
 numbers of the same shape.
 
-A row of the same code as another one of the run (`same_as`), under another library of products or
-cut in pieces, is asked the first question and the measured batch, in the scopes that are measured:
-the other answers the rest for both.
+A row may have the same code as another one of the run (`same_as`), under another library of
+products or cut in pieces.  It is asked the first question and the measured batch, in the scopes
+that are measured: the other answers the rest for both.
 
 A case that fails is asked again in a fork that has asked nothing before: a loss that is right there
 keeps something from an earlier call.  One that fails by little in float32, and is right in float64,

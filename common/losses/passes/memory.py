@@ -5,16 +5,16 @@ On the batches that take most: that with the most padded cells and that with the
 The loss alone is measured on the first of these only if the step is measured too.  Before the step
 the process holds its inputs and, in scope "loss", the given logits, which do not count.  What a
 loss keeps from one call to the next does: a training lacks it.  The level is that after a step of
-the joiner alone, which loads what torch loads once, and the highest of several steps counts, since
-a workspace may be taken late.
+the joiner alone, which loads what torch loads once.  The highest of several steps counts, since a
+workspace may be taken late.
 
 - CUDA: torch's allocated and reserved peaks, and the memory taken of the device as a whole.
-- CPU: the process's resident peak (VmHWM) and that of its children, without the profiler, and, in a
-  further run with the profiler's memory events, the peak of torch's own allocations.  The runner
+- CPU: the process's resident peak (VmHWM) and that of its children, without the profiler.  A
+  further run with the profiler's memory events has the peak of torch's own allocations.  The runner
   fixes MALLOC_MMAP_THRESHOLD_, since glibc would otherwise keep freed memory, and VmHWM show the
   batches before.
-- A loss that loops over its cells in Python has one scope, the step, one batch, and no run with the
-  profiler, which would take a megabyte and more for each cell.
+- A loss that loops over its cells in Python has one scope, the step, and one batch.  It has no run
+  with the profiler, which would take a megabyte and more for each cell.
 """
 
 from __future__ import annotations
