@@ -94,6 +94,8 @@ def test_the_sizes_follow_from_probes_and_resume_asks_nothing_twice(tmp_path):
 def test_a_limit_below_one_utterance_names_the_bucket(tmp_path):
     code, answer = searched(tmp_path, Canned(canned(2_000)), "--buckets", 3)
     assert code == 1 and any("bucket-3 (T " in line and "not even 1 fits" in line for line in answer.failures)
+    page = (tmp_path / "log" / "report.html").read_text()
+    assert "<h1>Largest batch" in page and "1 failed</span>" in page and "0 losses" not in page
     (tmp_path / "none").mkdir()
     code, answer = searched(tmp_path / "none", Canned(canned(1)), "--buckets", 1, "--losses", "own,fused")
     assert code == 1 and "no bucket" in answer.total[0] and "resume" not in answer.total[0]

@@ -43,10 +43,15 @@ def page(
 ) -> str:
     """Return the page as text, for the folder `base`. library: JavaScript in place of plotly.js;
     paths: the logs, in which a conformance matrix may be too. Raises UserError without jinja2."""
-    answer = cards.title(groups[0].rows) if len(groups) == 1 and not swept else ""
-    title = answer or "Which transducer loss?"
     shown = sections(groups, base, swept, paths)
-    return assembled(shown, base, title, _lead(groups, swept), library, reading=True)
+    title = lead = ""
+    if len(groups) == 1 and not swept:
+        title = cards.title(groups[0].rows)
+    if groups or swept:
+        lead = _lead(groups, swept)
+    elif len({section.title for section in shown}) == 1:  # of a tool
+        title = shown[0].title
+    return assembled(shown, base, title or "Which transducer loss?", lead, library, reading=True)
 
 
 def sections(
