@@ -268,14 +268,12 @@ def _need_function(path: Path, function: str) -> None:
     """Raise UserError for a file that is no Python, or nowhere has the name of the function."""
     source = path.read_text(encoding="utf-8", errors="replace")
     try:
-        statements = ast.parse(source).body
+        ast.parse(source)
     except SyntaxError as error:
         raise UserError(f"{path}, line {error.lineno}: not Python ({error.msg})") from error
     name = function.partition(".")[0]
     if not re.search(rf"\b{re.escape(name)}\b|import \*|__getattr__", source):
-        names = [
-            each.name for each in statements if isinstance(each, (ast.FunctionDef, ast.ClassDef))
-        ]
+        names = re.findall(r"(?m)^(?:def|class) (\w+)", source)
         raise UserError(f"{path}: has no function {name}{closest(name, names)}")
 
 
