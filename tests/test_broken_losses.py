@@ -21,6 +21,7 @@ from rnnt_bench.losses import words as sentences
 from rnnt_bench.losses.passes import after_timing, correctness, timing
 from rnnt_bench.records.schema import Stop
 from rnnt_bench.tools.largest import measure
+from rnnt_bench.tools.largest.search import Request
 
 import right_losses
 from commands import ROOT, rows_of, run
@@ -702,7 +703,7 @@ LeavesOutTheGradientOfTheFifth = fault(
 def searched(context):
     """Return what is judged of a step at the size found; it may raise."""
     context.settings = replace(context.settings, scopes=context.settings.scopes[:1])
-    (end,) = measure.judge(context, {"limit_bytes": 2**30})
+    (end,) = measure.judge(context, Request(limit_bytes=2**30))
     return end
 
 

@@ -21,6 +21,7 @@ from rnnt_bench.records import schema
 from rnnt_bench.setup import interpreters
 from rnnt_bench.system import machine, processes
 from rnnt_bench.tools.largest import measure
+from rnnt_bench.tools.largest.search import Request
 
 from fixtures_runs import correctness, environment, one_row, sample, status, write_run
 
@@ -238,6 +239,7 @@ def test_kernels_of_what_is_tried_are_loaded_before_the_limit(monkeypatch, kind,
     asked = SimpleNamespace(
         device=torch.device(kind),
         step=step,
+        settings=SimpleNamespace(scopes=["step"]),
         batches=[4, 1],
         all_batches=None,
         model=SimpleNamespace(zero_grad=lambda set_to_none: None),
@@ -245,7 +247,7 @@ def test_kernels_of_what_is_tried_are_loaded_before_the_limit(monkeypatch, kind,
     monkeypatch.setattr(measure, "heaviest", lambda batches: [1, 2])
     for name in ("Device", "AddressSpace"):
         monkeypatch.setattr(measure, name, lambda *limit: order.append("limit"))
-    measure.limit_of(asked, "step", {"memory_limit": "4GiB", "limit_bytes": None})
+    measure.loaded(asked, Request(memory_limit="4GiB"))
     assert order == [*(("step", batch, 1) for batch in warmed), "limit"]
 
 

@@ -21,7 +21,7 @@ from rnnt_bench.tools.largest.search import TOLERANCE, Search, Try, bounds, next
 
 from canned import Canned
 from commands import ROOT, run, start, wait_for_worker
-from fixtures_model_runs import write_tool
+from fixtures_model_runs import InProcess, write_tool
 from fixtures_runs import MIB, correctness, summarize, write_run
 
 SEARCH = ["--memory-limit", "1GiB"]
@@ -124,6 +124,16 @@ def test_a_probe_that_fails_ends_its_search_and_is_tried_again_with_resume(tmp_p
     again = Canned(answer)
     assert called(again, *flags, "--resume") == 0
     assert [name.partition(" ")[2] for _, name in again.seen] == ["probe-4", "judge-4"] * 2
+
+
+def test_a_loss_that_refuses_an_utterance_of_the_file_is_not_searched(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save(torch.tensor([[12, 2], [12, 3], [12, 0]], dtype=torch.int32), tmp_path / "three.pt")
+    flags = ["--only", "optimized_transducer:by-utterance", "--shape-file", tmp_path / "three.pt", "--device", "cpu"]
+    executor = InProcess()
+    assert called(executor, *SEARCH, *flags, "--in-place", "--preset", "quick", "--log-dir", tmp_path / "log") == 1
+    (row,) = losses.answer(read(next((tmp_path / "log").glob("*/tool.jsonl")))).rows
+    assert row["status"] == "unsupported" and "without tokens" in row["reason"] and len(executor.names) == 1
 
 
 # Sizes and flags.
@@ -345,8 +355,8 @@ def test_a_finished_search(tmp_path):
     "jobs, head, wanted",
     [
         ([probe(4), probe(8), probe(16, "interrupted")], {}, ("interrupted", "", ">=8")),
-        ([probe(4), probe(5, "oom")], {}, ("interrupted", "memory", ">=4")),
-        ([probe(4), probe(8, "error", "killed by SIGSEGV")], {}, ("error", "error", ">=4")),
+        ([probe(4), probe(5, "oom")], {}, ("not run", "memory", ">=4")),
+        ([probe(4), probe(8, "error", "killed by SIGSEGV")], {}, ("error", "", ">=4")),
         ([probe(4), probe(5, "timeout", "took more than 60 s"), *JUDGED], {}, ("ok", "time", "4")),
         ([probe(4), probe(5, "oom"), (JUDGED[0][0], ("error", "wrong result"))], {}, ("wrong", "memory", "4")),
         ([probe(4), *JUDGED], {"cap": 4, "capped": True}, ("ok", "largest-cap", "4")),

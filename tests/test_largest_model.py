@@ -56,15 +56,15 @@ def canned(room, breaks=()):
     breaks = list(breaks)
 
     def answer(job, chosen):
-        chosen_buckets = job.request["buckets"]
+        steps = [(step["bucket"], step["N"], step["T"]) for step in job.request["tries"]]
         if "probe" in job.name:
-            ((number, N, T, _),) = chosen_buckets
+            ((number, N, T),) = steps
             status = "ok" if N * T <= room else "oom"
             lines = [measured(number, N, T, peak=N * T)] if status == "ok" else []
             return [{**line, "job": job.name} for line in lines] + [job.status(status, "" if lines else "no memory")]
         fails = breaks.pop(0) if breaks else None
-        lines = [measured(number, N, T, ns=10**9) for number, N, T, _ in chosen_buckets if number != fails]
-        lines += [measured(number, N, T) for number, N, T, _ in chosen_buckets if number == fails]
+        lines = [measured(number, N, T, ns=10**9) for number, N, T in steps if number != fails]
+        lines += [measured(number, N, T) for number, N, T in steps if number == fails]
         status = "oom" if fails else "ok"
         return [{**line, "job": job.name} for line in lines] + [job.status(status, "no memory" if fails else "")]
 
@@ -161,11 +161,11 @@ class Refuses(torch.nn.Linear):
 @pytest.mark.parametrize(
     "name, flags, wanted",
     [
-        ("missing", [], ["bucket 2: ", "no checkpoint here"]),
-        ("Refuses", [], ["bucket 2, a batch of N 1", "takes no such batch"]),
+        ("missing", [], ["bucket 2 (N 1, ", "no checkpoint here"]),
+        ("Refuses", [], ["bucket 2 (N 1, ", "takes no such batch"]),
         ("Refuses", ["--optimizer", "AdmW"], ["torch.optim", "AdamW"]),
-        ("Refuses", ["--losses", "torchaudio"], ["bucket 2: --losses torchaudio: ", "no argument `loss`"]),
-        ("Refuses", ["--gradient-checkpointing"], ["bucket 2: ", "--gradient-checkpointing: Refuses has no"]),
+        ("Refuses", ["--losses", "torchaudio"], ["bucket 2 (", "--losses torchaudio: ", "no argument `loss`"]),
+        ("Refuses", ["--gradient-checkpointing"], ["bucket 2 (", "--gradient-checkpointing: Refuses has no"]),
     ],
 )
 def test_a_factory_or_a_batch_that_fails_is_one_line_with_the_bucket(name, flags, wanted, tmp_path, capsys):
@@ -340,9 +340,16 @@ def trained(name, given, monkeypatch):
         pytest.importorskip("transformers")
     pytest.importorskip("torchaudio")
     monkeypatch.chdir(ROOT)
-    known = {"model": name, "arguments": {}, "loss": "", "amp": False, "features": 80, "hop": 160, "vocab_size": 50}
-    known["gradient_checkpointing"] = False
-    return model.Training({**known, **given}, torch.device("cpu"), model.imported(name), torch.optim.AdamW)
+    usual = {
+        "arguments": {},
+        "amp": False,
+        "features": 80,
+        "hop": 160,
+        "vocab_size": 50,
+        "gradient_checkpointing": False,
+    }
+    request = buckets.Steps(model=name, optimizer="AdamW", share=1.0, **{**usual, **given})
+    return model.Training(request, torch.device("cpu"), torch.optim.AdamW)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +373,7 @@ def test_models_by_name_take_a_step(name, given, monkeypatch):
 
     training = trained(name, given, monkeypatch)
     weights = [weight.clone() for weight in training.model.parameters()]
-    training.step(2, 80, 3, 1)
+    training.step(2, 80, 3)
     assert any(not torch.equal(*pair) for pair in zip(weights, training.model.parameters()))
 
 
@@ -390,9 +397,9 @@ def test_gradient_checkpointing_runs_a_layer_twice_in_less_memory(monkeypatch):
         training = trained("transformers:ParakeetForTDT", given, monkeypatch)
         calls = []
         training.model.encoder.layers[0].self_attn.register_forward_hook(lambda *_, calls=calls: calls.append(1))
-        training.step(4, 1600, 3, 1)
+        training.step(4, 1600, 3)
         count = len(calls)
-        step = SimpleNamespace(run=partial(training.step, 4, 1600, 3, 1))
+        step = SimpleNamespace(run=partial(training.step, 4, 1600, 3))
         measured.append((count, peaks(lambda step=step: step, torch.device("cpu"))["torch_allocated_bytes"]))
     (once, plain), (twice, checkpointed) = measured
     assert (once, twice) == (1, 2) and checkpointed < 0.8 * plain
@@ -411,7 +418,7 @@ FEW_MELS = {**PARAKEET, "encoder_config": {**PARAKEET["encoder_config"], "num_me
 def test_frames_are_as_wide_as_the_flags_say(name, given, size, monkeypatch):
     training = trained(f"transformers:{name}", given, monkeypatch)
     assert training.batch(2, 80, 3)[training.model.main_input_name].shape == size
-    training.step(2, 80, 3, 1)
+    training.step(2, 80, 3)
 
 
 def test_a_yaml_names_the_model_of_the_profile(tmp_path, capsys):

@@ -3,25 +3,33 @@ lines to paste."""
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Mapping
+from functools import partial
 from statistics import median
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from rnnt_bench.core import text
-from rnnt_bench.present.parts import Cell, measured, tabulated
+from rnnt_bench.present.parts import Cell, Values, measured, tabulated
 from rnnt_bench.records import schema
-from rnnt_bench.tools.kept import NOT_RUN, Answer, Job, Kept
-from rnnt_bench.tools.largest.search import LIMITS, TOLERANCE, Search, Try
+from rnnt_bench.tools.kept import Answer, Job, Kept
+from rnnt_bench.tools.largest.search import (
+    LIMITS,
+    TOLERANCE,
+    Outcome,
+    Request,
+    Search,
+    Try,
+)
 
 #: Part of the utterances of a bin that have no more tokens than its U; a longer text is to be left
 #: out.
 PERCENTILE = 98
 #: Steps of a probe: the second has the optimizer's states.
 PROBE_STEPS = 2
-#: Steps over all buckets in random order, at the sizes found.
+#: Steps over all buckets in random order, at the sizes found, at least.
 TOGETHER = 20
 #: Steps of each bucket among them, at least: the median of their times is shown.
 OF_BUCKET = 3
@@ -67,9 +75,45 @@ class Training(Struct, tag="training", kw_only=True):
     losses: list[str]
     buckets: list[Bucket]
     seconds: float
-    limit: str
     margin: float
     words: list[str]
+    limit: str = ""
+
+    def tries(self, sizes: Mapping[int, int]) -> list[Try]:
+        """Return the steps of buckets, of their N by their numbers."""
+        buckets = dict(enumerate(self.buckets, 1))
+        return [
+            Try(N=N, T=buckets[number].T, U=buckets[number].U, bucket=number)
+            for number, N in sizes.items()
+        ]
+
+
+class Steps(Request, tag="steps", kw_only=True):
+    """Ask for steps of a training.
+
+    Attributes:
+        model: by import path, with `arguments`
+        features, hop: values of a frame, and samples
+        vocab_size: of the symbols, where the model has none of its own
+        optimizer: a class of torch.optim
+        loss: "" for the model's own
+        tries: N, T, U of each bucket
+        rounds: steps of each of them
+        share: of the limit that they may take
+    """
+
+    model: str
+    arguments: dict[str, Any]
+    features: int
+    hop: int
+    vocab_size: int
+    optimizer: str
+    amp: bool
+    gradient_checkpointing: bool
+    share: float
+    loss: str = ""
+    tries: list[Try] = []
+    rounds: int = PROBE_STEPS
 
 
 def of_utterances(utterances: Any, durations: int, parts: int) -> list[Bucket]:
@@ -96,176 +140,172 @@ def of_utterances(utterances: Any, durations: int, parts: int) -> list[Bucket]:
     return buckets
 
 
-def searches(config: Training, kept: Kept, loss: str) -> list[Search]:
-    """Return the search of each bucket.  The first size to try follows from the bucket of longer
-    utterances."""
-    result: list[Search] = []
-    start, stride = 1, 1.0
+def searched(config: Training, kept: Kept, loss: str) -> dict[int, Outcome]:
+    """Return how the search of each bucket ended, by its number, the longest utterances first: the
+    first size to try is that of as many padded frames as fit in the bucket before."""
+    outcomes = {}
+    frames = 0
     for number in range(len(config.buckets), 0, -1):
         bucket = config.buckets[number - 1]
+        start = max(1, frames // bucket.T)
+        stride = TOLERANCE if frames else 1.0
         search = Search(f"{loss} bucket-{number}".strip(), 1, bucket.count, start, stride)
-        size = search.outcome(kept).size
-        stride = TOLERANCE if size else 1.0
-        shorter = config.buckets[number - 2]
-        start = max(1, int((size or 1) * bucket.T / shorter.T))
-        result.insert(0, search)
-    return result
+        outcomes[number] = search.outcome(kept)
+        frames = bucket.T * (outcomes[number].size or 0)
+    return outcomes
 
 
-def together(config: Training, kept: Kept, loss: str) -> tuple[dict[int, int], str, Job]:
-    """Return the sizes of the buckets, those that failed among the others reduced; the last job,
-    after its name."""
-    ends = {
-        number: search.outcome(kept)
-        for number, search in enumerate(searches(config, kept, loss), 1)
-    }
-    sizes = {number: end.size for number, end in ends.items() if end.size}
-    for run in itertools.count(1):
-        name = f"{loss} together-{run}".strip()
-        job = kept.job(name)
-        failed = job.of(Try)[-1].bucket if job.values and job.status in LIMITS else None
-        if failed is None:
-            break
-        sizes[failed] = min(sizes[failed] - 1, int((1 - TOLERANCE) * sizes[failed]))
-        if not sizes[failed]:
-            del sizes[failed]
-    return sizes, name, job
+def together(
+    kept: Kept, loss: str, outcomes: dict[int, Outcome]
+) -> tuple[dict[int, int], str, Job]:
+    """Return the sizes of the buckets, those that failed among the others reduced; the last job of
+    steps over all of them, after its name."""
+    sizes = {number: end.size or 0 for number, end in outcomes.items()}
+    head = f"{loss} together-".strip()
+    failed = [
+        job.of(Try)[-1].bucket or 0
+        for name, job in kept.jobs.items()
+        if name.startswith(head) and job.status in LIMITS and job.values
+    ]
+    for number in failed:
+        sizes[number] = min(sizes[number] - 1, int((1 - TOLERANCE) * sizes[number]))
+    name = f"{head}{len(failed) + 1}"
+    return {number: N for number, N in sizes.items() if N}, name, kept.job(name)
 
 
-def coming(config: Training, kept: Kept) -> list[tuple[str, str, dict[int, int]]]:
-    """Return (loss, job, {bucket: N}) of what is to be tried next: the longest bucket first, then
+def coming(config: Training, kept: Kept, steps: Steps) -> list[tuple[str, Steps]]:
+    """Return (job, what it is asked) of what is to be tried next: the longest bucket first, then
     all together.
 
     The steps of all losses together follow each other, after every search: their times are
     compared."""
-    probes: list[tuple[str, str, dict[int, int]]] = [
-        (loss, f"{search.name} probe-{size}", {number: size})
-        for loss in config.losses
-        for number, search in reversed([*enumerate(searches(config, kept, loss), 1)])
-        if (size := search.next(kept)) is not None
-    ]
-    if probes:
-        return probes
-    ends = [(loss, *together(config, kept, loss)) for loss in config.losses]
-    return [(loss, name, sizes) for loss, sizes, name, job in ends if sizes and job.status != "ok"]
-
-
-def _seconds(config: Training, bucket: Bucket) -> float:
-    """Return the duration below which all utterances of a bucket are, and none of a frame more."""
-    return round((bucket.T + 0.5) * config.seconds, 4)
+    probes: list[tuple[str, Steps]] = []
+    ends = []
+    for loss in config.losses:
+        asked = partial(structs.replace, steps, loss=loss)
+        outcomes = searched(config, kept, loss)
+        probes += [
+            (f"{end.name} probe-{end.coming}", asked(tries=config.tries({number: end.coming})))
+            for number, end in outcomes.items()
+            if end.coming is not None
+        ]
+        sizes, name, job = together(kept, loss, outcomes)
+        if sizes and job.status != "ok":
+            rounds = max(OF_BUCKET, math.ceil(TOGETHER / len(sizes)))
+            ends.append((name, asked(tries=config.tries(sizes), rounds=rounds, share=1.0)))
+    return probes or ends
 
 
 def answer(kept: Kept) -> Answer:
     """Return the table of a run, a bucket a row, the losses side by side."""
     config = schema.typed(kept.header.config, Training)
     result = Answer(kept.header.name)
-    rows: list[dict[str, Cell]] = [
+    table: list[dict[str, Cell]] = [
         {"bucket": measured(number), "T": measured(bucket.T), "U": measured(bucket.U)}
         for number, bucket in enumerate(config.buckets, 1)
     ]
-    for loss in config.losses:
-        _add(result, rows, config, kept, loss)
+    first, *others = [_of_loss(result, table, config, kept, loss) for loss in config.losses]
+    result.total = [_bought(first, rows) for rows in others]
+    result.tables = [
+        tabulated("largest", f"The largest batch of {config.model} in each bucket", table)
+    ]
+    for rows in (first, *others):
+        if all(row["N"] for row in rows):
+            result.lines.append(_max_duration(rows, config.seconds))
+            for name, lines in _forms(rows).items():
+                result.forms[name] = result.forms.get(name, "") + lines
     beyond = sum(bucket.beyond for bucket in config.buckets)
     if beyond:
         total = sum(bucket.count for bucket in config.buckets)
-        result.lines.append(
-            f"leave out utterances of more tokens than their bucket's U: {beyond:,} of {total:,}"
-        )
-    result.lines.append(
-        f"limit: {config.limit}, of which {config.margin:.0%} stayed free in the search"
-    )
-    result.lines += [*kept.machine, *config.words]
-    unknown = "not known yet; --resume goes on" if coming(config, kept) else "no bucket fits both"
-    result.total = [
-        _bought(result.rows, config.losses[0], loss, unknown) for loss in config.losses[1:]
-    ]
-    result.tables = [
-        tabulated("largest", f"The largest batch of {config.model} in each bucket", rows)
-    ]
+        words = "leave out utterances of more tokens than their bucket's U"
+        result.lines.append(f"{words}: {beyond:,} of {total:,}")
+    margin = f"of which {config.margin:.0%} stayed free in the search"
+    result.lines += [f"limit: {config.limit}, {margin}", *kept.machine, *config.words]
     return result
 
 
-def _add(
-    result: Answer, rows: list[dict[str, Cell]], config: Training, kept: Kept, loss: str
-) -> None:
-    """Add what is known of a loss to the answer, and its columns to the rows of the table."""
-    sizes, _, job = together(config, kept, loss)
-    timed = [step for step in job.of(Try) if step.ns and not step.peak_bytes]
-    rates = text.gathered((step.bucket, step.N / (step.ns or 1) * 1e9) for step in timed)
-    for number, (bucket, search) in enumerate(zip(config.buckets, searches(config, kept, loss)), 1):
-        outcome = search.outcome(kept)
-        size = sizes.get(number)
-        step = outcome.heaviest
-        values: dict[str, Any] = {
+def _of_loss(
+    result: Answer, table: list[dict[str, Cell]], config: Training, kept: Kept, loss: str
+) -> list[Values]:
+    """Add what is known of a loss to the answer and to the table; return its rows, by bucket."""
+    outcomes = searched(config, kept, loss)
+    sizes, _, job = together(kept, loss, outcomes)
+    rates = text.gathered(
+        (step.bucket, step.N / step.ns * 1e9)
+        for step in job.of(Try)
+        if step.ns and not step.peak_bytes
+    )
+    rows: list[Values] = []
+    for number, bucket in enumerate(config.buckets, 1):
+        end = outcomes[number]
+        N = sizes.get(number)
+        row: Values = {
             "loss": loss,
             "bucket": number,
             "T": bucket.T,
             "U": bucket.U,
-            "seconds": _seconds(config, bucket),
-            "N": size,
-            "status": outcome.status,
-            "reason": outcome.reason,
-            "peak_mb": step.peak_bytes / text.MB if step and step.peak_bytes else None,
-            "frames": round(size * bucket.frames / bucket.count) if size else None,
-            "padded_frames": size * bucket.T if size else None,
+            # all utterances of the bucket are below, and none of a frame more
+            "seconds": round((bucket.T + 0.5) * config.seconds, 4),
+            "N": N,
+            "status": end.status,
+            "reason": end.reason,
+            "peak_mb": end.peak_mb,
+            "frames": round(N * bucket.frames / bucket.count) if N else None,
+            "padded_frames": N * bucket.T if N else None,
             "utterances_per_second": median(rates[number]) if number in rates else None,
         }
-        result.rows.append(values)
-        result.statuses.append(outcome.status)
-        cells = {title: measured(values[key]) for key, title in COLUMNS.items()}
-        if size == outcome.size:
-            cells["N"] = Cell(outcome.shown, size)
-        else:
-            words = f"N {outcome.size} ran alone, and not after the others: now {size or 0}"
-            result.lines.append(f"{search.name}: {words}")
-        rows[number - 1].update({f"{title} {loss}".strip(): cell for title, cell in cells.items()})
-        if outcome.reason:
-            where = f"{search.name} (T {bucket.T}, U {bucket.U})"
-            result.failures.append(f"{where}: {outcome.status}: {outcome.reason}")
+        rows.append(row)
+        if N != end.size:
+            words = f"N {end.size} ran alone, and not after the others: now {N or 0}"
+            result.lines.append(f"{end.name}: {words}")
+            end.size = N
+        cells = {f"{title} {loss}".strip(): measured(row[key]) for key, title in COLUMNS.items()}
+        cells[f"N {loss}".strip()] = Cell(end.shown, N)
+        table[number - 1].update(cells)
+        if end.reason:
+            where = f"{end.name} (T {bucket.T}, U {bucket.U})"
+            result.failures.append(f"{where}: {end.status}: {end.reason}")
+    result.rows += rows
+    result.statuses += [row["status"] for row in rows]
     if sizes and job.status != "ok":
+        result.statuses.append(job.status)
         result.failures.append(f"{loss} steps over all buckets: {job.status} {job.reason}".strip())
-        result.statuses.append("interrupted" if job.status == NOT_RUN else job.status)
-    if len(sizes) == len(config.buckets):
-        in_order = [sizes[number] for number in range(1, len(sizes) + 1)]
-        result.lines.append(_max_duration(config, in_order, f" {loss}".rstrip()))
-        for name, lines in _forms(config, in_order).items():
-            head = f"# {loss}\n" if loss else ""
-            result.forms[name] = result.forms.get(name, "") + head + lines
+    return rows
 
 
-def _bought(rows: list[dict[str, Any]], first: str, loss: str, unknown: str) -> str:
-    """Return "fused over torchaudio: N 4.1 to 9.8 times, utterances/s 1.1 to 1.6 times", over the
-    buckets; unknown: the words where no bucket has both."""
+def _bought(before: list[Values], after: list[Values]) -> str:
+    """Return "fused over torchaudio: N 4.1 to 9.8 times, utterances/s 1.1 to 1.6 times", of the
+    rows of both losses, over the buckets."""
     parts = []
     for key, title in (("N", "N"), ("utterances_per_second", "utterances/s")):
-        before = {row["bucket"]: row[key] for row in rows if row["loss"] == first}
-        after = {row["bucket"]: row[key] for row in rows if row["loss"] == loss}
-        ratios = [
-            after[number] / value for number, value in before.items() if value and after[number]
-        ]
+        ratios = [new[key] / old[key] for old, new in zip(before, after) if old[key] and new[key]]
         if ratios:
             parts.append(f"{title} {min(ratios):.1f} to {max(ratios):.1f} times")
-    return f"{loss} over {first}: {', '.join(parts) or unknown}"
+    words = ", ".join(parts) or "no bucket has a size of both"
+    return f"{after[0]['loss']} over {before[0]['loss']}: {words}"
 
 
-def _max_duration(config: Training, sizes: list[int], tail: str) -> str:
-    """Return the max_duration for those who can set nothing else, and what it wastes."""
-    seconds = [size * bucket.T * config.seconds for size, bucket in zip(sizes, config.buckets)]
-    least = min(seconds)
-    wasted = 1 - sum(least / most for most in seconds) / len(seconds)
+def _max_duration(rows: list[Values], seconds: float) -> str:
+    """Return the max_duration for those who can set nothing else, and what it wastes.  seconds: of
+    a frame."""
+    durations = [row["padded_frames"] * seconds for row in rows]
+    least = min(durations)
+    wasted = 1 - sum(least / most for most in durations) / len(durations)
+    name = f"max_duration {rows[0]['loss']}".strip()
     words = f"which leaves {wasted:.0%} of the batches' room unused"
-    return f"max_duration{tail} (N x longest): {math.floor(least)} s, {words}"
+    return f"{name} (N x longest): {math.floor(least)} s, {words}"
 
 
-def _forms(config: Training, sizes: list[int]) -> dict[str, str]:
+def _forms(rows: list[Values]) -> dict[str, str]:
     """Return the lines to paste by format.  lhotse's constraint knows durations alone: the smaller
     of a bin's sizes."""
     by_duration: dict[float, int] = {}
-    for bucket, size in zip(config.buckets, sizes):
-        bound = _seconds(config, bucket)
-        by_duration[bound] = min(size, by_duration.get(bound, size))
+    for row in rows:
+        bound = row["seconds"]
+        by_duration[bound] = min(row["N"], by_duration.get(bound, row["N"]))
     bins = list(by_duration)
-    lhotse = f"""from lhotse.dataset import DynamicBucketingSampler
+    head = f"# {rows[0]['loss']}\n" if rows[0]["loss"] else ""
+    lhotse = f"""{head}from lhotse.dataset import DynamicBucketingSampler
 from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstraint
 
 duration_bins = {bins}  # seconds, the last one is the longest
@@ -277,11 +317,11 @@ sampler = DynamicBucketingSampler(
     shuffle=True,
 )
 """
-    pairs = [[_seconds(config, bucket), bucket.U] for bucket in config.buckets]
-    nemo = f"""use_bucketing: true
-num_buckets: {len(config.buckets)}
+    pairs = [[row["seconds"], row["U"]] for row in rows]
+    nemo = f"""{head}use_bucketing: true
+num_buckets: {len(rows)}
 bucket_duration_bins: {bins if len(bins) == len(pairs) else pairs}
-bucket_batch_size: {sizes}
+bucket_batch_size: {[row["N"] for row in rows]}
 max_duration: {bins[-1]}
 """
     return {"lhotse": lhotse, "nemo": nemo}

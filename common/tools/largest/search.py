@@ -7,15 +7,15 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from rnnt_bench.core import text
 from rnnt_bench.records.schema import Bytes, Count, Duration, Positive
-from rnnt_bench.tools.kept import NOT_RUN, Job, Kept
+from rnnt_bench.tools.kept import Kept
 
 #: A search ends when the largest size that fits and the smallest that does not are this close, as a
 #: fraction.
 TOLERANCE = 0.05
-#: Whether a size fits, by the status of its probe.  Any other status is no answer.
-OUTCOMES = {"ok": True, "oom": False, "timeout": False}
-#: What limits a search, by the status of the size that does not fit.
+#: What limits a search, by the status of the probe of a size that does not fit.  Any other status
+#: but "ok" is no answer.
 LIMITS = {"oom": "memory", "timeout": "time"}
 
 
@@ -37,6 +37,18 @@ class Try(Struct, kw_only=True, omit_defaults=True):
     bucket: Positive | None = None
     peak_bytes: Bytes | None = None
     ns: Duration | None = None
+
+
+class Request(Struct, kw_only=True):
+    """Ask for a job under the limit of a run.
+
+    Attributes:
+        memory_limit: as the flag has it
+        limit_bytes: on a CPU, the same for all jobs of a run
+    """
+
+    memory_limit: str | None = None
+    limit_bytes: Bytes | None = None
 
 
 def next_size(
@@ -72,30 +84,42 @@ def bounds(answers: Mapping[int, bool]) -> tuple[int | None, int | None]:
     return fits, fails
 
 
-class Outcome(Struct, frozen=True):
+class Outcome(Struct):
     """Tell how a search ended, or how far it is.
 
     Attributes:
+        name: of the search
         size: the largest that fits, None where none does or none is known
-        status, reason: "ok" where the largest is known
-        limited_by: "memory", "time", "cap" (the largest size that was allowed), "error", or ""
-          before its end
-        heaviest: the heaviest step of that size, with the highest peak
+        tries: the steps of that size; where not even the smallest fits, of that one
+        coming, pass_name: the size to try next, None at the end, and what is to be done with it
+        status, reason: "ok" where the largest is known, else those of the job that did not end well
+        limited_by: "memory", "time", "cap" (the largest size that was allowed), or "" before its
+          end
     """
 
-    size: int | None
-    status: str
+    name: str
+    size: int | None = None
+    tries: list[Try] = []
+    coming: int | None = None
+    pass_name: str = "probe"
+    status: str = "ok"
     reason: str = ""
     limited_by: str = ""
-    heaviest: Try | None = None
 
     @property
     def shown(self) -> str:
         """Return ">=24" where the search did not end, "none" where not even the smallest size
         fits."""
         if self.size is None:
-            return "none" if self.limited_by in LIMITS.values() else "-"
+            return "none" if self.limited_by else "-"
         return f"{'>=' if self.status not in ('ok', 'wrong') else ''}{self.size}"
+
+    @property
+    def peak_mb(self) -> float | None:
+        """Return the highest peak of all steps."""
+        return max(
+            (step.peak_bytes / text.MB for step in self.tries if step.peak_bytes), default=None
+        )
 
 
 class Search(Struct, frozen=True):
@@ -113,55 +137,40 @@ class Search(Struct, frozen=True):
     start: Positive
     stride: float = 1.0
 
-    def probes(self, kept: Kept) -> dict[int, Job]:
-        """Return the jobs that tried a size, by the size."""
-        head = f"{self.name} probe-"
-        return {
-            int(name[len(head) :]): job for name, job in kept.jobs.items() if name.startswith(head)
-        }
-
-    def next(self, kept: Kept) -> int | None:
-        return next_size(_answers(self.probes(kept)), self.low, self.cap, self.start, self.stride)
-
     def outcome(self, kept: Kept) -> Outcome:
-        """Return how the search ended."""
-        probes = self.probes(kept)
-        size, too_large = bounds(_answers(probes))
-        heaviest = _heaviest(probes[size].of(Try)) if size else None
-        failed = [
-            f"size {tried}: {job.reason}"
-            for tried, job in probes.items()
-            if job.status not in (*OUTCOMES, "interrupted", NOT_RUN)
-        ]
-        if failed:
-            return Outcome(size, "error", failed[0], "error", heaviest)
-        if self.next(kept) is not None:
-            words = "stopped before the largest was found; --resume goes on"
-            return Outcome(size, "interrupted", words, heaviest=heaviest)
-        if too_large is None:
-            return Outcome(size, "ok", limited_by="cap", heaviest=heaviest)
-        end = probes[too_large]
-        if size is None:
-            reason = f"not even {too_large} fits: {end.reason}"
-            return Outcome(None, end.status, reason, LIMITS[end.status], _heaviest(end.of(Try)))
-        return Outcome(size, "ok", limited_by=LIMITS[end.status], heaviest=heaviest)
+        """Return how the search ended, by the jobs that tried a size."""
+        head = f"{self.name} probe-"
+        probes = {
+            int(name.removeprefix(head)): job
+            for name, job in kept.jobs.items()
+            if name.startswith(head)
+        }
+        answers = {
+            size: job.status == "ok"
+            for size, job in probes.items()
+            if job.status in ("ok", *LIMITS)
+        }
+        size, too_large = bounds(answers)
+        end = Outcome(self.name, size)
+        end.coming = next_size(answers, self.low, self.cap, self.start, self.stride)
+        end.tries = probes[size].of(Try) if size else []
+        if end.coming is not None:
+            job = kept.job(f"{head}{end.coming}")
+            end.status = job.status
+            end.reason = job.reason and f"size {end.coming}: {job.reason}"
+        elif too_large is None:
+            end.limited_by = "cap"
+        else:
+            failed = probes[too_large]
+            end.limited_by = LIMITS[failed.status]
+            if size is None:
+                end.status = failed.status
+                end.reason = f"not even {too_large} fits: {failed.reason}"
+                end.tries = failed.of(Try)
+        return end
 
 
-def _answers(probes: Mapping[int, Job]) -> dict[int, bool]:
-    """Return whether each size fits; those without an answer are left out."""
-    return {size: OUTCOMES[job.status] for size, job in probes.items() if job.status in OUTCOMES}
-
-
-def limit_of(kept: Kept) -> int | None:
+def first_limit(kept: Kept) -> int | None:
     """Return the bytes that the first step that was tried might take."""
     steps = (step for job in kept.jobs.values() for step in job.of(Try))
     return next((step.limit_bytes for step in steps if step.limit_bytes), None)
-
-
-def _heaviest(tries: list[Try]) -> Try | None:
-    """Return the step with the most padded cells, with the highest peak of all."""
-    if not tries:
-        return None
-    cells = max(tries, key=lambda step: step.N * step.T * (step.U + 1))
-    peak = max((step.peak_bytes for step in tries if step.peak_bytes is not None), default=None)
-    return Try(N=cells.N, T=cells.T, U=cells.U, limit_bytes=cells.limit_bytes, peak_bytes=peak)
