@@ -69,8 +69,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("size", nargs="?", type=int, help="Measure this size alone, and print JSON.")
     parser.add_argument("way", nargs="?", choices=WAYS, default=WAYS[0], help=f"Default: {WAYS[0]}")
-    given = parser.parse_args()
-    if given.size:
-        print(json.dumps(peaks(given.size, given.way)))
+    options = parser.parse_args()
+    if options.size:
+        print(json.dumps(peaks(options.size, options.way)))
     else:
         main()

@@ -258,18 +258,18 @@ def main(options: argparse.Namespace) -> int:
         reason = files.not_a_folder(folder)
         if reason:
             raise UserError(f"{folder}: {reason}; name a folder with runs")
-    found = (
+    wrong = (
         {folder: list(problems(folder)) for folder in options.folders}
         if options.check
         else made(options)
     )
-    lines = [f"{folder}: {problem}" for folder in found for problem in dict.fromkeys(found[folder])]
+    lines = [f"{folder}: {problem}" for folder in wrong for problem in dict.fromkeys(wrong[folder])]
     for line in lines:
         print(line, file=sys.stderr)
     if not lines:
         print(
             "complete and consistent: send it as a pull request"
-            if len(found) == 1
+            if len(wrong) == 1
             else "all are complete"
         )
     return EXIT_FAILED if lines else EXIT_OK
