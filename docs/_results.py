@@ -9,6 +9,7 @@ people.
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -116,10 +117,6 @@ def measure(name: str) -> tuple[str, int]:
 
 
 def main(names: list[str]) -> int:
-    unknown = [name for name in names if name not in RUNS]
-    if unknown or not names:
-        print(f"name some of {', '.join(RUNS)}, not {', '.join(unknown) or 'none'}", file=sys.stderr)
-        return 2
     folders: list[str] = []
     code = 0
     for name in names:
@@ -136,4 +133,6 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="+", choices=RUNS, help="Runs to measure again.")
+    sys.exit(main(parser.parse_args().names))

@@ -189,7 +189,7 @@ PROGRAMS = [
     path
     for pattern in ("docs/*.py", "examples/*.py", "data/vectors/*.py", "tests/answers.py", "tests/mutants.py")
     for path in sorted(ROOT.glob(pattern))
-    if '__name__ == "__main__"' in path.read_text(encoding="utf-8") and path.name != "_results.py"  # names its runs
+    if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
 ]
 
 
