@@ -21,7 +21,6 @@ from rnnt_bench.records import schema
 from rnnt_bench.setup import libraries
 from rnnt_bench.system import machine, memory
 
-import mutants
 from commands import ROOT
 from fixtures_runs import (
     change,
@@ -479,12 +478,3 @@ def test_what_torch_cannot_do_here_is_said_and_costs_nothing_else(monkeypatch):
     record = rates.measure(chosen, CPU)
     assert record.products == [] and record.reason.startswith("products: ")
     assert len(record.streams) == 3 and record.threads == torch.get_num_threads()
-
-
-def test_each_fault_of_make_mutants_still_fits_its_file():
-    stale = [
-        fault
-        for fault in mutants.FAULTS
-        if (mutants.ROOT / "common" / fault.file).read_text(encoding="utf-8").count(fault.old) != 1
-    ]
-    assert stale == []
