@@ -11,6 +11,7 @@ from textwrap import fill
 from typing import Any, NoReturn
 
 from rnnt_bench.core import errors, flag_types
+from rnnt_bench.core.settings import SETTINGS
 from rnnt_bench.core.text import closest
 
 
@@ -98,12 +99,12 @@ def refuse(
     keys: Collection[str],
     words: str,
 ) -> None:
-    """Raise UserError for the first flag of these `keys` that has another value than its default.
+    """Raise UserError for the first of these `keys` that has another value than its flag's default.
     words: why it has no effect, and what to do."""
-    for action in parser._actions:
-        is_given = getattr(arguments, action.dest, action.default) != action.default
-        if action.dest in keys and is_given:
-            raise errors.UserError(f"{action.option_strings[0]} {words}")
+    for key in keys:
+        if getattr(arguments, key, None) != parser.get_default(key):
+            flag = SETTINGS[key].flag if key in SETTINGS else f"--{key.replace('_', '-')}"
+            raise errors.UserError(f"{flag} {words}")
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
