@@ -128,12 +128,15 @@ def install(made: Path, target: Path) -> None:
 def cache_folder() -> Path:
     """Return $FUSED_TRANSDUCER_CACHE, or the folder fused_transducer of the user's cache.  Raises
     OSError without a home."""
-    given, base = os.environ.get("FUSED_TRANSDUCER_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
+    folder = os.environ.get("FUSED_TRANSDUCER_CACHE")
+    if folder:
+        return Path(folder)
+    base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # its specification: empty or relative is as if it were not set
         base = os.path.expanduser("~/.cache")
-    if not given and not os.path.isabs(base):
+    if not os.path.isabs(base):
         raise FileNotFoundError("there is no home directory")
-    return Path(given or os.path.join(base, "fused_transducer"))
+    return Path(base, "fused_transducer")
 
 
 def refusal(path: Path) -> str:

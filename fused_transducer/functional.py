@@ -187,7 +187,9 @@ def transducer_loss(
     if not in_graph:
         # numpy and .data can change these before backward, and autograd would not see it
         given = (*given[:4], *(x if x is None else x.clone() for x in given[4:]))
-    call, cells, kept_cells = Call.of(given, packed(**options)), M * T * U1, 0
+    call = Call.of(given, packed(**options))
+    cells = M * T * U1
+    kept_cells = 0
     if gradient and backend in KEPT_BYTES:
         default = 0 if in_graph else KEPT_BYTES[backend]
         kept_cells = (default if keep_bytes is None else keep_bytes) // (

@@ -528,13 +528,13 @@ def lattice(
     )
     while d < diagonals:
         ahead = _arcs_into(blank, label, d + 1, u, frames, last, band, S)
-        x, of_x = _power(by_blank)
-        y, of_y = _power(by_label)
-        x, of_x = x * mantissa, of_x + exponent
-        y, of_y = y * tl.gather(mantissa, left, 0), of_y + tl.gather(exponent, left, 0)
-        high = tl.maximum(of_x, of_y)
-        x *= _two_to(of_x - high)
-        y *= _two_to(of_y - high)
+        x, x_exponent = _power(by_blank)
+        y, y_exponent = _power(by_label)
+        x, x_exponent = x * mantissa, x_exponent + exponent
+        y, y_exponent = y * tl.gather(mantissa, left, 0), y_exponent + tl.gather(exponent, left, 0)
+        high = tl.maximum(x_exponent, y_exponent)
+        x *= _two_to(x_exponent - high)
+        y *= _two_to(y_exponent - high)
         total = x + y
         if GRADIENT:
             divisor = tl.where(total == 0, 1.0, total).to(tl.float32)
@@ -698,7 +698,7 @@ def walk(
         exponent = tl.full((BLOCK,), IMPOSSIBLE, dtype=tl.int64)
         for k in tl.static_range(COUNT):
             step = ARCS[k][0] + ARCS[k][1]
-            exists, ends, x, of_x = _arc(
+            exists, ends, x, x_exponent = _arc(
                 parts, cells, d - ahead * step, u - ahead * ARCS[k][1], frames, states, band, S, ARCS, k,
                 LABEL_ENDS,
             )  # fmt: skip
@@ -706,11 +706,11 @@ def walk(
             other = _place(d + sign * step, u + sign * ARCS[k][1], frames, states, band, S)
             is_cell = exists & ((ahead == 1) | (ends == 0))
             x *= tl.load(mantissas + other, mask=is_cell, other=1.0)
-            of_x += tl.load(exponents + other, mask=is_cell, other=0)
+            x_exponent += tl.load(exponents + other, mask=is_cell, other=0)
             x = tl.where(exists, x, 0.0)
-            of_x = tl.where(exists, of_x, IMPOSSIBLE)
-            high = tl.maximum(exponent, of_x)
-            mantissa = mantissa * _two_to(exponent - high) + x * _two_to(of_x - high)
+            x_exponent = tl.where(exists, x_exponent, IMPOSSIBLE)
+            high = tl.maximum(exponent, x_exponent)
+            mantissa = mantissa * _two_to(exponent - high) + x * _two_to(x_exponent - high)
             exponent = high
         shift = (mantissa.to(tl.int64, bitcast=True) >> 52) - 1023
         exponent = tl.where(mantissa == 0, IMPOSSIBLE, exponent + shift)
@@ -734,18 +734,21 @@ def _posterior(
     ARCS: tl.constexpr, K: tl.constexpr, LABEL_ENDS: tl.constexpr,
 ):  # fmt: skip
     """The probability (float64) that a path takes arc number K from the cells (d - u, u): alpha
-    there times the arc's weight times beta where it leads to, over beta of the first cell."""
+    there times the arc's weight times beta where it leads to, over beta of the first cell.  Beta
+    lies `cells` behind alpha in mantissas and exponents."""
     ARC: tl.constexpr = ARCS[K]
-    exists, ends, x, of_x = _arc(parts, cells, d, u, frames, states, band, S, ARCS, K, LABEL_ENDS)
+    exists, ends, x, x_exponent = _arc(
+        parts, cells, d, u, frames, states, band, S, ARCS, K, LABEL_ENDS
+    )
     here = _place(d, u, frames, states, band, S)
     ahead = cells + _place(d + ARC[0] + ARC[1], u + ARC[1], frames, states, band, S)
     x *= tl.load(mantissas + here, mask=exists, other=0.0)
-    of_x += tl.load(exponents + here, mask=exists, other=0)
+    x_exponent += tl.load(exponents + here, mask=exists, other=0)
     is_cell = exists & (ends == 0)
     x *= tl.load(mantissas + ahead, mask=is_cell, other=1.0)
-    of_x += tl.load(exponents + ahead, mask=is_cell, other=0)
+    x_exponent += tl.load(exponents + ahead, mask=is_cell, other=0)
     is_possible = x != 0  # else exponents say nothing
-    x = x / tl.load(mantissas + cells) * _two_to(of_x - tl.load(exponents + cells))
+    x = x / tl.load(mantissas + cells) * _two_to(x_exponent - tl.load(exponents + cells))
     return tl.where(exists & is_possible, x, 0.0)
 
 

@@ -81,8 +81,10 @@ class Lattice:
 @lru_cache(maxsize=256)
 def lattice_of(topology: str, durations: Tuple[int, ...] = (), sigma: float = 0.0) -> Lattice:
     """Return the lattice of a call's options, which are valid (`check_topology`)."""
-    forward, upward = Arc(1, 0, (0,)), Arc(0, 1, (1,))
-    arcs, label_ends, columns = (forward, upward), True, list(enumerate(durations, 2))
+    forward = Arc(1, 0, (0,))
+    arcs = (forward, Arc(0, 1, (1,)))
+    label_ends = True
+    columns = list(enumerate(durations, 2))
     if topology in ("modified", "modified-last-blank", "constrained"):
         arcs = (forward, Arc(1, 1, (1,), then_blank=topology == "constrained"))
         label_ends = topology != "modified-last-blank"

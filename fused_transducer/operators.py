@@ -61,7 +61,8 @@ def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:
     """Raise ValueError or RuntimeError where the lengths, arcs and kept do not belong together."""
     if PACKED[backend]:
         check_lengths(call)
-    rows, dtype = module_of(backend).rows(call), accumulated(call.encoder_out.dtype)
+    rows = module_of(backend).rows(call)
+    dtype = accumulated(call.encoder_out.dtype)
     if arcs.dim() != 2 or len(arcs) != rows or not module_of(backend).fits(call, arcs.shape[1]):
         raise RuntimeError(
             f"arcs has the shape {tuple(arcs.shape)}, which is no room for the cells of the utterances, with {rows} "
@@ -83,7 +84,8 @@ def _saved(
     call: Call, backend: str, gradient: bool, cells: int, kept_cells: int
 ) -> tuple[Tensor, ...]:
     """Return uninitialised (losses, arcs, kept)."""
-    new, dtype = call.encoder_out.new_empty, accumulated(call.encoder_out.dtype)
+    new = call.encoder_out.new_empty
+    dtype = accumulated(call.encoder_out.dtype)
     arcs = new((module_of(backend).rows(call), cells if gradient else 0), dtype=dtype)
     return new((call.M,), dtype=torch.float64), arcs, new((kept_cells, call.V), dtype=dtype)
 
@@ -197,16 +199,18 @@ def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(arcs, kept, *tensors)
 
 
-def _backward_of(gradients_of: Callable[..., Tuple[Tensor, ...]]) -> Callable[..., Any]:
-    """Return the backward of `losses` that calls `gradients`, or the Function around it."""
+def _backward_of(compute: Callable[..., Tuple[Tensor, ...]]) -> Callable[..., Any]:
+    """Return the backward of `losses`.  compute: the operator `gradients`, or the Function around
+    it."""
 
     def backward(ctx, grad_losses, *_):
-        wanted = list(ctx.needs_input_grad[:4])
-        made = gradients_of(grad_losses, *ctx.saved_tensors, ctx.options, ctx.backend, wanted)
-        return (
-            *(x if want else None for x, want in zip(made, wanted)),
-            *([None] * (len(ctx.needs_input_grad) - 4)),
-        )
+        """Return a gradient for each input of `losses`, None for those that autograd does not
+        want."""
+        wanted = list(ctx.needs_input_grad[:4])  # encoder_out, decoder_out, weight and bias
+        computed = compute(grad_losses, *ctx.saved_tensors, ctx.options, ctx.backend, wanted)
+        results = [x if want else None for x, want in zip(computed, wanted)]
+        rest = len(ctx.needs_input_grad) - len(wanted)  # integers and options have no gradient
+        return (*results, *[None] * rest)
 
     return backward
 
@@ -267,15 +271,12 @@ def _flops_of_losses(*inputs, out_val=None, **_):
 
 
 def _flops_of_gradients(grad_losses, arcs, kept, *inputs, out_val=None, **_):
-    """Cells whose posterior is negligible are left out; the logits of others are computed again if
-    none are kept."""
-    *tensors, options, _, (encoder_out, decoder_out, weight, _) = inputs
+    """Count the cells whose posterior is not negligible, whose logits are computed again if none
+    are kept."""
+    *tensors, options, _, (wants_encoder, wants_decoder, wants_weight, _) = inputs
     call = Call.of(tensors, options)
-    return _flops(
-        call,
-        lambda: plain.counts(call, arcs),
-        (len(kept) == 0) + weight + (encoder_out or decoder_out),
-    )
+    products = sum([len(kept) == 0, wants_weight, wants_encoder or wants_decoder])
+    return _flops(call, lambda: plain.counts(call, arcs), products)
 
 
 FLOP_COUNTER = "torch.utils.flop_counter"

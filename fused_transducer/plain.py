@@ -483,11 +483,14 @@ def _numbers(call: Call) -> Tensor:
 def of_cells(call: Call, arcs: Tensor, backend: str, padding: float) -> Tensor:
     """Return the numbers (N, T, U+1, parts) of the parts of each cell from `arcs` of a backend;
     `padding` where an utterance has no cell."""
-    is_cell, parts, cells = inside(call), call.lattice.parts, arcs.shape[1]
+    is_cell = inside(call)
+    parts = call.lattice.parts
+    cells = arcs.shape[1]
     if not arcs.numel():  # no window has a path
         return arcs.new_full((*is_cell.shape, parts), padding)
     if backend == "native":
-        numbers, cells = _numbers(call), call.cells().sum()  # a compiled graph has room for more
+        numbers = _numbers(call)
+        cells = call.cells().sum()  # a compiled graph has room for more
     elif backend == "triton" and call.window is not None:
         frame = torch.arange(call.M * call.T, device=call.device).view(call.M, call.T, 1)
         first, _ = windows.states_of_frames(call.band, call.T).split(1, -1)

@@ -71,22 +71,23 @@ def _recipe(inputs: Callable[..., Inputs], loss_of: Optional[Callable[..., Any]]
 
     @functools.wraps(inputs)
     def loss(*args: Any, **options: Any) -> Any:
-        given, named = inputs(*args, **options)
-        return (loss_of or transducer_loss)(*given, **named)
+        tensors, named = inputs(*args, **options)
+        return (loss_of or transducer_loss)(*tensors, **named)
 
     @functools.wraps(inputs)
-    def best(*args: Any, **options: Any) -> Any:
+    def aligned(*args: Any, **options: Any) -> Any:
         with torch.no_grad():
-            given, named = inputs(*args, **options)
+            tensors, named = inputs(*args, **options)
         unknown = named.keys() - OF_ALIGN - OF_LOSS
         if unknown:
             raise TypeError(f"align has no option {min(unknown)!r}")
-        return align(*given, **{name: value for name, value in named.items() if name in OF_ALIGN})
+        for_align = {name: value for name, value in named.items() if name in OF_ALIGN}
+        return align(*tensors, **for_align)
 
-    best.__doc__ = (
+    aligned.__doc__ = (
         f"Return what `fused_transducer.align` does, of the arguments of `{inputs.__name__}`."
     )
-    loss.align = best  # type: ignore[attr-defined]
+    loss.align = aligned  # type: ignore[attr-defined]
     return loss
 
 
@@ -169,7 +170,8 @@ def nemo(
         **of_loss,
         **options,
     }
-    extra, omega = getattr(joint, "num_extra_outputs", 0), options.pop("omega", 0.0)
+    omega = options.pop("omega", 0.0)
+    extra = getattr(joint, "num_extra_outputs", 0)
     if extra != len(options.get("durations", ())):
         raise ValueError(
             f"nemo: the joint has {extra} outputs behind the blank (num_extra_outputs): of TDT, give loss=model.loss, "
@@ -177,20 +179,18 @@ def nemo(
         )
     activation, *dropouts, output = joint.joint_net
     weight, bias = of_linear(output)
-    temperature, normalises = (
-        getattr(joint, "temperature", 1.0),
-        getattr(joint, "log_softmax", None),
-    )
-    # as NeMo does
-    if temperature != 1 and (not encoder_outputs.is_cuda if normalises is None else normalises):
-        weight, bias = weight / temperature, None if bias is None else bias / temperature
+    temperature = getattr(joint, "temperature", 1.0)
+    normalises = getattr(joint, "log_softmax", None)
+    if normalises is None:  # NeMo's default
+        normalises = not encoder_outputs.is_cuda
+    if temperature != 1 and normalises:  # NeMo divides the logits that it normalises
+        weight = weight / temperature
+        bias = None if bias is None else bias / temperature
     symbols = len(weight) - extra
     if extra:
         options.update(topology="tdt", durations=tuple(options["durations"]), omega=omega)
-    encoder_out, decoder_out = (
-        joint.enc(encoder_outputs.transpose(1, 2)),
-        joint.pred(decoder_outputs.transpose(1, 2)),
-    )
+    encoder_out = joint.enc(encoder_outputs.transpose(1, 2))
+    decoder_out = joint.pred(decoder_outputs.transpose(1, 2))
     if joint.training and getattr(joint, "masking_prob", 0) > 0:  # drawn as NeMo draws it
         kept = torch.rand(decoder_out.shape[0], 1, decoder_out.shape[1], 1) > joint.masking_prob
         decoder_out = decoder_out * kept.squeeze(1).to(decoder_out.device)
@@ -215,19 +215,28 @@ def transformers(
     `model.decoder` returns of the blank and the labels; labels (N, U), of which the last ones of an
     utterance may be pad ids, blank ids or negative.
     """
-    config, durations = model.config, tuple(getattr(model.config, "durations", ()))
+    config = model.config
     frames = encoder_out.pooler_output
     mask = getattr(encoder_out, "attention_mask", None)
-    mask = frames.new_ones(frames.shape[:2]) if mask is None else mask
+    if mask is None:
+        mask = frames.new_ones(frames.shape[:2])
     is_token = (labels != config.pad_token_id) & (labels != config.blank_token_id) & (labels >= 0)
-    places = torch.arange(1, labels.shape[1] + 1, device=labels.device)
-    lattice = {"topology": "tdt", "durations": durations, "reduction": "mean"} if durations else {}
+    numbers = torch.arange(1, labels.shape[1] + 1, device=labels.device)
+    # the number of the last token, 0 without any: what is padded is behind it
+    U_lengths = nn.functional.pad(is_token * numbers, (1, 0)).amax(1)
     named = {
-        "targets": labels, "T_lengths": mask.sum(1).long(), "output": model.joint.head,
-        "U_lengths": nn.functional.pad(is_token * places, (1, 0)).amax(1), "blank": config.blank_token_id,
-        "activation": activation_name(model.joint.activation), "reduction": "mean_volume",
-    }  # fmt: skip
-    return (frames, decoder_out), {**named, **lattice, **options}
+        "targets": labels,
+        "T_lengths": mask.sum(1).long(),
+        "U_lengths": U_lengths,
+        "output": model.joint.head,
+        "blank": config.blank_token_id,
+        "activation": activation_name(model.joint.activation),
+        "reduction": "mean_volume",
+    }
+    durations = tuple(getattr(config, "durations", ()))
+    if durations:
+        named.update(topology="tdt", durations=durations, reduction="mean")
+    return (frames, decoder_out), {**named, **options}
 
 
 #: Attribute of a patched model with what `patch` was given, and what it replaced.

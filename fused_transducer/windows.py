@@ -40,7 +40,8 @@ def window_of(frames: Tensor, left: int, right: int, T_lengths: Tensor) -> Tenso
         raise ValueError(f"frames has {len(frames)} utterances, but T_lengths {len(T_lengths)}")
     check_number("left", left, Integral, 0)
     check_number("right", right, Integral, 0)
-    frames, last = frames.long(), T_lengths.to(frames.device).long().unsqueeze(1) - 1
+    frames = frames.long()
+    last = T_lengths.to(frames.device).long().unsqueeze(1) - 1
     window = torch.stack([(frames - left).clamp(min=0), torch.minimum(frames + right, last)], -1)
     anywhere = torch.stack([torch.zeros_like(frames), last.expand_as(frames)], -1)
     return torch.where((frames < 0).unsqueeze(-1), anywhere, window)
@@ -55,13 +56,19 @@ def limits(
     its last.
     """
     U = window.shape[1]
-    u, last_frame = torch.arange(U + 1, device=window.device), T_lengths.unsqueeze(1) - 1
-    emitted = u[:U] < U_lengths.unsqueeze(1)
-    opens = pad(window[..., 0].long().masked_fill(~emitted, 0).clamp(min=0), (1, 0))
-    closes = torch.where(emitted, torch.minimum(window[..., 1].long(), last_frame), last_frame)
-    ahead = step * torch.minimum(u, U_lengths.unsqueeze(1))  # frames that the labels before take
-    begin = (opens - ahead + step * (u > 0)).cummax(1).values + ahead
-    end = (torch.cat([closes, last_frame], 1) - ahead).flip(1).cummin(1).values.flip(1) + ahead
+    u = torch.arange(U + 1, device=window.device)
+    last_frame = T_lengths.unsqueeze(1) - 1
+    is_label = u[:U] < U_lengths.unsqueeze(1)
+    opens = window[..., 0].long().masked_fill(~is_label, 0).clamp(min=0)
+    closes = torch.where(is_label, torch.minimum(window[..., 1].long(), last_frame), last_frame)
+    # of a state alone: a path comes to u by label u - 1, and goes on by label u
+    begin = pad(opens + step, (1, 0))
+    end = torch.cat([closes, last_frame], 1)
+    # no state begins before the one before it, nor ends after the one behind it, each by the frames
+    # that the labels between take: a running maximum (minimum) of what is left without these
+    ahead = step * torch.minimum(u, U_lengths.unsqueeze(1))
+    begin = (begin - ahead).cummax(1).values + ahead
+    end = (end - ahead).flip(1).cummin(1).values.flip(1) + ahead
     return begin, end
 
 
