@@ -291,11 +291,11 @@ def test_losses_of_one_lattice_have_a_verdict_of_their_own(tmp_path):
     timed(tmp_path, "reference:tdt", [10, 11, 10, 11, 10], peak=400, kind="tdt", exact=False)
     timed(tmp_path, "transformers", [40, 41, 40, 41, 40], peak=500, kind="tdt", exact=False)
     (group,) = logs.read([tmp_path]).groups
-    quick = verdict.picks(group.rows)[0]
+    quick = verdict.picks(group.rows).fastest
     assert quick.row.name == "reference:tdt" and quick.next.name == "transformers"
     timed(tmp_path, "torchaudio", [5, 5, 5, 5, 5], peak=400)
     (group,) = logs.read([tmp_path]).groups
-    assert verdict.picks(group.rows)[0].row.name == "torchaudio"
+    assert verdict.picks(group.rows).fastest.row.name == "torchaudio"
 
 
 def row(name, *rounds, kind="exact", scope="step", run_id="one", torch="2.11.0", **fields):

@@ -77,9 +77,13 @@ class LogitsPick(NamedTuple):
     best: Pick | None
 
 
-#: The picks of the fastest exact loss, for given logits, the smallest and an approximation; None
-#: where there is no answer, or it was not measured.
-Picks = tuple[Pick | None, LogitsPick | None, Pick | None, Pick | None]
+class Picks(NamedTuple):
+    """Hold the picks of one group; None where there is no answer, or it was not measured."""
+
+    fastest: Pick | None
+    given_logits: LogitsPick | None
+    smallest: Pick | None
+    approximate: Pick | None
 
 
 def picks(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Picks:
@@ -95,7 +99,7 @@ def picks(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Picks:
         approximate = replace(
             approximate, over=None if standing.beside_load else standing.ratio, memory=memory
         )
-    return (
+    return Picks(
         with_judgement(quick, folders),
         given_logits(rows),
         smallest(rows),
@@ -116,18 +120,17 @@ def fastest(rows: Sequence[Row], kinds: Sequence[str | None] | None = None) -> P
 
 def given_logits(rows: Sequence[Row]) -> LogitsPick | None:
     """Return the pick of the exact rows that take logits; None where no loss was timed alone."""
-    taking = [row for row in _ok(rows) if row.loss_alone.ms]
-    loss = by_time(taking, "loss")
-    step = by_time(taking, "step")
+    with_logits = [row for row in _ok(rows) if row.loss_alone.ms]
+    loss = by_time(with_logits, "loss")
+    step = by_time(with_logits, "step")
     if loss is None:
         return None
-    best = None
-    if not (loss.withheld or (step and step.withheld)):
-        if step and step.sure:
-            best = step
-        elif loss.sure and (step is None or loss.row in [step.row, *step.rivals]):
-            best = loss
-    return LogitsPick(loss, step, best)
+    if loss.withheld or (step and step.withheld):
+        return LogitsPick(loss, step, best=None)
+    if step and step.sure:
+        return LogitsPick(loss, step, best=step)
+    may_be_fastest = step is None or loss.row in [step.row, *step.rivals]
+    return LogitsPick(loss, step, best=loss if loss.sure and may_be_fastest else None)
 
 
 def by_time(rows: Sequence[Row], scope: str) -> Pick | None:
@@ -405,7 +408,7 @@ def cautions(pick: Pick) -> tuple[str, str]:
     caveats = [
         doubt.words for doubt in doubts.doubts(pick.row) if doubt.kind in ("above limit", "coarse")
     ]
-    judged = ""  # which version, and when
+    judged = ""  # version of the package and day, in words
     if pick.judged:
         caveats += pick.judged.caveats
         judged = f"{pick.judged.version} on {_day(pick.judged.day)}".strip()

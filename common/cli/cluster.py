@@ -19,7 +19,7 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from rnnt_bench.core import settings
 from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError, say
@@ -31,6 +31,23 @@ from rnnt_bench.setup import environments
 #: A Python that has Ray, where that is not the ray environment: that of a cluster of another
 #: version, say.
 PYTHON = "RAY_PYTHON"
+
+
+class Answer(NamedTuple):
+    """Hold what the driver says of a command that has ended.
+
+    Attributes:
+        cell: its place among the commands
+        code, message: its exit code and last words
+        node: the computer that ran it
+        folder: its log folder, packed, in base64
+    """
+
+    cell: int
+    code: int
+    message: str
+    node: str
+    folder: str
 
 
 def add_flags(parser: ArgumentParser) -> None:
@@ -69,17 +86,16 @@ def measured(arguments: Namespace) -> Iterator[Path]:
         ]
         commands.append([*shared(sys.argv[1:]), *axes])
     lost = 0
-    for answer in _answers(
-        {"device": arguments.device.partition(":")[0], "commands": commands}, arguments.ray_address
-    ):
-        where = settings.words(cells[answer["cell"]]) or "the run"
-        if answer["folder"]:
-            yield from unpacked(base64.b64decode(answer["folder"]), arguments.log_dir)
-        if answer["code"] not in (EXIT_OK, EXIT_FAILED):
+    device = arguments.device.partition(":")[0]
+    for answer in _answers(commands, device, arguments.ray_address):
+        where = settings.words(cells[answer.cell]) or "the run"
+        if answer.folder:
+            yield from unpacked(base64.b64decode(answer.folder), arguments.log_dir)
+        if answer.code not in (EXIT_OK, EXIT_FAILED):
             lost += 1
-            say(f"warning: {where}: {plain(answer['message'])} ({answer['node']})")
+            say(f"warning: {where}: {plain(answer.message)} ({answer.node})")
         elif not arguments.quiet:
-            say(f"{where}: measured on {answer['node']}")
+            say(f"{where}: measured on {answer.node}")
     if lost:
         raise UserError(
             f"--executor ray: {lost} of {count(len(cells), 'cell')} could not be measured, see above"
@@ -106,8 +122,9 @@ def _is_axis(word: str) -> bool:
         return False
 
 
-def _answers(request: dict[str, Any], address: str) -> Iterator[dict[str, Any]]:
-    """Yield what the driver says of each command that has ended.  Raises UserError."""
+def _answers(commands: list[list[str]], device: str, address: str) -> Iterator[Answer]:
+    """Run commands on devices of the cluster; yield an answer as each has ended.  Raises
+    UserError."""
     chosen = os.environ.get(PYTHON)
     python = Path(chosen) if chosen else environments.interpreter("ray")
     if python is None:
@@ -115,7 +132,7 @@ def _answers(request: dict[str, Any], address: str) -> Iterator[dict[str, Any]]:
     command = [str(python), "-m", "rnnt_bench.cli.ray_driver"]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile("w+") as stdin, tempfile.TemporaryFile("w+") as errors:
-        json.dump({**request, "address": address}, stdin)
+        json.dump({"address": address, "device": device, "commands": commands}, stdin)
         stdin.seek(0)
         try:
             process = subprocess.Popen(
@@ -130,7 +147,8 @@ def _answers(request: dict[str, Any], address: str) -> Iterator[dict[str, Any]]:
         except OSError as error:
             raise UserError(f"--executor ray: {python} cannot be run: {error.strerror}") from error
         try:
-            yield from map(json.loads, process.stdout or ())
+            for line in process.stdout or ():
+                yield Answer(**json.loads(line))
             code = process.wait()
         finally:
             process.kill()  # and Ray ends its tasks; nothing where it has ended

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -82,9 +82,9 @@ def run(job: JobSpec) -> Iterator[Any]:
             first_ns=[sample.first_ns for sample in samples],
             busy=sum(bool(sample.flags) for sample in samples),
             output_error=error,
-            **peaks(calls, device),
-            **_profiled(calls, settings, folder, job.job),
+            **peaks(calls, device)._asdict(),
         )
+        _add_profile(cell, calls, settings, folder, job.job)
     yield Measured(value=cell)
 
 
@@ -163,18 +163,29 @@ def time_calls(call: Step, clock: Clock, **caps: Any) -> list[SimpleNamespace]:
     return list(sampling.sweep(lambda *_: time_call(call, clock), [0], threads=threads, **caps))
 
 
-def peaks(call: Step, device: torch.device) -> dict[str, Any]:
-    """Return the peaks of one call in bytes, above the level before it, and that of the whole
-    process."""
+class Peaks(NamedTuple):
+    """Hold the peaks of one call above the level before it, and that of the whole process; None of
+    a counter that this device has not."""
+
+    process_bytes: int | None
+    device_allocated_bytes: int | None
+    device_used_bytes: int | None
+    process_peak_bytes: int | None
+
+
+def peaks(call: Step, device: torch.device) -> Peaks:
+    """Return the peaks of one call."""
     counters = memory.peaks(lambda: call, device, profiler=False)
-    keys = ("process_bytes", "device_allocated_bytes", "device_used_bytes")
-    result = {key: counters.get(key) for key in keys}
-    result["process_peak_bytes"] = status_bytes("VmHWM")
-    return result
+    return Peaks(
+        counters.get("process_bytes"),
+        counters.get("device_allocated_bytes"),
+        counters.get("device_used_bytes"),
+        status_bytes("VmHWM"),
+    )
 
 
-def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> dict[str, Any]:
-    """Return what six batches under torch.profiler took; their traces go to `folder`."""
+def _add_profile(cell: Cell, calls: Calls, settings: Settings, folder: Path, name: str) -> None:
+    """Add to a cell what six batches under torch.profiler took; their traces go to `folder`."""
     profiling = replace(
         settings,
         schedule=SCHEDULE,
@@ -191,14 +202,11 @@ def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> dict
         name,
         on_cycle=lambda profiled: times.append(profiler.self_times(profiled)),
     )
-    cpu_us, cuda_us = map(sum, zip(*times))
-    return {
-        "profiled": SCHEDULE["active"],
-        "cpu_us": cpu_us,
-        "cuda_us": cuda_us,
-        "cpu_peak_bytes": _highest(folder, reader.CPU),
-        "cuda_peak_bytes": _highest(folder, reader.CUDA),
-    }
+    cell.profiled = SCHEDULE["active"]
+    cell.cpu_us = sum(cpu_us for cpu_us, _ in times)
+    cell.cuda_us = sum(cuda_us for _, cuda_us in times)
+    cell.cpu_peak_bytes = _highest(folder, reader.CPU)
+    cell.cuda_peak_bytes = _highest(folder, reader.CUDA)
 
 
 def _highest(folder: Path, kind: int) -> int | None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -42,12 +42,12 @@ def examples(dataset: General) -> dict[str, Example]:
             raise UserError(f"dataset_path {dataset.dataset_path}: {words}")
         durations = dataset.made_seconds[: dataset.dataset_size]
         return {f"made-{n}-{seconds:g}s": seconds for n, seconds in enumerate(durations)}
-    read, content = READERS[dataset.dataset_type]
+    reader = READERS[dataset.dataset_type]
     if not dataset.dataset_path:
-        raise UserError(f"dataset_type {dataset.dataset_type} needs dataset_path: {content}")
+        raise UserError(f"dataset_type {dataset.dataset_type} needs dataset_path: {reader.content}")
     path = Path(dataset.dataset_path)
     result: dict[str, Example] = {}
-    for name, example in islice(read(path), dataset.dataset_size):
+    for name, example in islice(reader.read(path), dataset.dataset_size):
         if name in result:
             raise UserError(f"{path}: two examples are called {name}; names have to differ")
         result[name] = example
@@ -158,13 +158,19 @@ def _arrays(path: Path) -> Iterator[tuple[str, Tokens]]:
             ) from None
 
 
-#: Type of a data set -> a function that yields (name, example) of its file, and what that file
-#: holds.
-READERS: dict[str, Any] = {
-    "raw": (_manifest, "a manifest"),
-    "npy": (
+class Reader(NamedTuple):
+    """Yields the name and the example of each in a file; content: what such a file holds."""
+
+    read: Callable[[Path], Iterator[tuple[str, Example]]]
+    content: str
+
+
+#: Type of a data set -> its reader.
+READERS = {
+    "raw": Reader(_manifest, "a manifest"),
+    "npy": Reader(
         _arrays,
         "an array of {id, net_input: {src_tokens, src_lengths}}, as fairseq's benchmark saves it",
     ),
-    "jsonl": (_lines, "JSON lines of id and tokens"),
+    "jsonl": Reader(_lines, "JSON lines of id and tokens"),
 }

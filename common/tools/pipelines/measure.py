@@ -141,7 +141,7 @@ def measured(call: Call, stage: Stage, device: torch.device) -> Costs:
     caps = {"spread": -1.0, "max_samples": stage.repeats, "max_seconds": math.inf}
     samples = measure.time_calls(call, clock, **caps)
     peaks = measure.peaks(call, device)
-    allocated = peaks["device_allocated_bytes"]
+    allocated = peaks.device_allocated_bytes
     counter = FlopCounter(call.model if isinstance(call.model, torch.nn.Module) else None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is not counted is in the record
@@ -150,8 +150,8 @@ def measured(call: Call, stage: Stage, device: torch.device) -> Costs:
     return Costs(
         wall_ns=[sample.total_wall_ns for sample in samples],
         busy=sum(bool(sample.flags) for sample in samples),
-        memory_bytes=peaks["process_bytes"] if allocated is None else allocated,
-        process_bytes=peaks["process_peak_bytes"],
+        memory_bytes=peaks.process_bytes if allocated is None else allocated,
+        process_bytes=peaks.process_peak_bytes,
         macs=counter.total().macs,
         flops=counter.total().flops,
         not_counted=counter.not_counted(),

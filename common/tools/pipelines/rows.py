@@ -241,7 +241,8 @@ def whole(parts: list[Part]) -> Part:
 def answer(kept: Kept) -> Answer:
     """Return what a run found out.  Raises ValueError for records that are wrong."""
     config = schema.typed(kept.header.config, Pipeline)
-    names, result = [stage.name for stage in config.stages], Answer(kept.header.name)
+    names = [stage.name for stage in config.stages]
+    result = Answer(kept.header.name)
     well: list[list[Costs]] = []
     failed: list[int] = []  # the number of the stage that failed, of each example that did
     for example in config.examples:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -68,6 +68,23 @@ def run(job: JobSpec) -> Iterator[Any]:
         shape_file_sha256=shapes.sha256(Path(settings.shape_file)),
     )
     yield Measured(value=profiling.measure(folder))
+
+
+class Times(NamedTuple):
+    """Hold the time of a step on the host, and on CUDA on the device, else None."""
+
+    host_ns: int
+    device_ns: int | None
+
+
+class Steps(NamedTuple):
+    """Hold the times of bare and labelled steps, those of each label in each step, and the share of
+    the CPUs that others used."""
+
+    bare: list[Times]
+    labelled: list[Times]
+    places: list[rows.Place]
+    foreign_cpu: float | None
 
 
 class Inputs:
@@ -273,9 +290,8 @@ class Profiling:
                 f"the step fails in {hooks.where}: {type(error).__name__}: {line}"
             ) from error
 
-    def timed(self, run: Callable[[], None]) -> tuple[int, int | None]:
-        """Return the nanoseconds that a run takes of the host, and on CUDA of the device, else
-        None."""
+    def timed(self, run: Callable[[], None]) -> Times:
+        """Return the times of a run."""
         self.clock.synchronize()
         host_begin = time.perf_counter_ns()
         begin = self.clock.mark()
@@ -284,7 +300,7 @@ class Profiling:
         self.clock.synchronize()
         host_ns = time.perf_counter_ns() - host_begin
         self.model.zero_grad(set_to_none=True)
-        return host_ns, self.clock.between(begin, end) if self.clock.cuda else None
+        return Times(host_ns, self.clock.between(begin, end) if self.clock.cuda else None)
 
     def measure(self, folder: Path) -> rows.Measured:
         """Return all that is measured; traces go to `folder`."""
@@ -301,8 +317,8 @@ class Profiling:
         total = counter.total()
         for number in range(self.choice.warmup):
             self.timed(partial(self.step, self.arguments(number)))
-        times = self.time_steps()
-        for place in times["spans"]:
+        steps = self.time_steps()
+        for place in steps.places:
             for _, begin, end in counts.calls.get((tuple(place.chain), place.phase), ()):
                 place.macs += (end.macs - begin.macs) / batches
                 place.flops += (end.flops - begin.flops) / batches
@@ -316,18 +332,22 @@ class Profiling:
             flops=total.flops / batches,
             not_counted=counter.not_counted(),
             memory=self.trace_memory(folder),
-            **times,
+            spans=steps.places,
+            bare_ns=[times.host_ns for times in steps.bare],
+            host_ns=[times.host_ns for times in steps.labelled],
+            device_ns=[times.device_ns for times in steps.labelled],
+            foreign_cpu=steps.foreign_cpu,
+            flags=machine.busy_flags(steps.foreign_cpu, torch.get_num_threads()),
         )
 
-    def time_steps(self) -> dict[str, Any]:
-        """Return the times of bare and labelled steps in turn, those of each label in each step,
-        and the load."""
+    def time_steps(self) -> Steps:
+        """Return the times of bare and labelled steps in turn."""
         clock = self.clock
         host = Clock(torch.device("cpu"))
         load = machine.ForeignLoad()
         places: dict[labels.Place, rows.Place] = {}
-        bare: list[Any] = []
-        labelled: list[Any] = []
+        bare: list[Times] = []
+        labelled: list[Times] = []
         for number in range(self.choice.steps):
             spans = labels.Spans(lambda: (host.mark(), clock.mark() if clock.cuda else None))
             for span in (None, spans) if number % 2 else (spans, None):
@@ -342,15 +362,8 @@ class Profiling:
                 if clock.cuda:
                     device_ns = sum(clock.between(begin[1], end[1]) for _, begin, end in calls)
                 place.device_ns.append(device_ns)
-        foreign = load.share() if load.ready() else None
-        return {
-            "spans": list(places.values()),
-            "foreign_cpu": foreign,
-            "bare_ns": [host_ns for host_ns, _ in bare],
-            "host_ns": [host_ns for host_ns, _ in labelled],
-            "device_ns": [device_ns for _, device_ns in labelled],
-            "flags": machine.busy_flags(foreign, torch.get_num_threads()),
-        }
+        foreign_cpu = load.share() if load.ready() else None
+        return Steps(bare, labelled, list(places.values()), foreign_cpu)
 
     def trace_memory(self, folder: Path) -> list[rows.Memory]:
         """Return the memory of each span, by name, from a trace in `folder`."""
@@ -368,7 +381,7 @@ class Profiling:
             step = partial(self.step, self.arguments(number), span)
             steps.append(SimpleNamespace(run=partial(self.timed, step)))
         with warnings.catch_warnings():
-            # of the profiler's: only the last cycle is kept, which is all there is
+            # The profiler warns that it keeps the last cycle alone: there is no other.
             warnings.simplefilter("ignore")
             profiler.profile(iter(steps), settings, self.device, folder, "profile")
         spans = (span for path in reader.trace_files(folder) for span in windows.spans(path))
