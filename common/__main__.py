@@ -10,7 +10,7 @@ def main() -> int:
     from rnnt_bench.command import main
     from rnnt_bench.core.files import ROOT
 
-    # which another Python can start, unlike a module of a package
+    # Another Python can start this script, unlike a module of a package.
     sys.argv[0] = str(ROOT / "rnnt-bench")
     return main(sys.argv[1:])
 

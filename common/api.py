@@ -205,7 +205,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command of rnnt-bench in a process of its own, with the folders from which this one
     imports."""
     folders = [os.path.abspath(folder) for folder in sys.path]
-    # not Python's own
+    # Python adds its own folders itself.
     folders = [folder for folder in folders if not folder.startswith((sys.prefix, sys.base_prefix))]
     variables = {
         **os.environ,

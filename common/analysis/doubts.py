@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from rnnt_bench.analysis.ratios import FEWEST_CONTROLS, Evidence
 from rnnt_bench.analysis.row import Row
+from rnnt_bench.analysis.times import others_cpu
 from rnnt_bench.core import implementations, settings, statistics, text
 from rnnt_bench.records import schema
 
@@ -63,22 +64,23 @@ def with_mark(words: str, row: Row, kind: str) -> str:
 
 
 def _about_times(row: Row) -> Iterator[Doubt]:
+    """Yield the doubts about the times of a row, and about the limits that they are a share of."""
     flagged = sum(sample.is_flagged for sample in row.timed)
     if flagged:
-        loaded = row.loaded_rounds
+        scopes = row.loaded_rounds
         words = f"{flagged} of {len(row.timed)} samples ran beside other load"
-        yield Doubt(
-            "beside load" if loaded else "busy", words, any(map(row.is_beside_load, loaded))
-        )
-    crowded = all(line.flags for line in row.limits)
+        withholds = any(row.is_beside_load(scope) for scope in scopes)
+        yield Doubt("beside load" if scopes else "busy", words, withholds)
+    limits_beside_load = all(line.flags for line in row.limits)
     above = [scope for scope, percent in row.limit_percent.items() if percent > 100]
     if above:
-        why = "it was measured beside other load" if crowded else "please report it"
+        why = "it was measured beside other load" if limits_beside_load else "please report it"
         if "step" in above and row.device == "cpu" and row.rates.loop is None:
             why = "of products torch's rate alone was measured, which may be slow here"
         words = f"above 100% of the device's limit, so its time or the limit is wrong ({why})"
+        # tables mark the time of the scope that they show
         yield Doubt("above limit" if row.scope in above else "limit", words)
-    elif crowded and row.limit_percent:
+    elif limits_beside_load and row.limit_percent:
         words = "the device's limits were measured beside other load: % of limit may be too high"
         yield Doubt("limit", words)
 
@@ -146,7 +148,7 @@ def _about_traces(row: Row) -> Iterator[Doubt]:
         yield Doubt("trace", trace.note)
     if trace and trace.flags:
         yield Doubt("trace", "the profiled steps ran beside other load, so they may be too long")
-    # by default, see jobs.job.plan
+    # Controls and losses by utterance have no traces, see jobs.job.plan.
     is_untraced = "@" in row.name or row.kind == implementations.BY_UTTERANCE
     was_asked = "trace" in (row.header.settings.passes or ())
     if trace is None and was_asked and row.status == "ok" and not is_untraced:
@@ -168,11 +170,8 @@ def beside_load(rows: Sequence[Row]) -> str:
     if not loaded:
         return ""
     beside = [sample for row in loaded for sample in row.timed if sample.beside_load]
-    shares = [
-        (sample.ms, sample.foreign_cpu) for sample in beside if sample.foreign_cpu is not None
-    ]
-    share = sum(ms * taken for ms, taken in shares) / (sum(ms for ms, _ in shares) or 1.0)
-    used = f" (others used {share:.0%} of the CPU)" if shares else ""
+    share = others_cpu(beside)
+    used = "" if share is None else f" (others used {share:.0%} of the CPU)"
     advice = "ratios leave these rounds out"
     if any(doubt.withholds for row in loaded for doubt in doubts(row)):
         waits = all(settings.waits(row.header.settings.preset, row.header.values) for row in loaded)
@@ -199,10 +198,10 @@ def about_ratio(evidence: Evidence) -> list[Doubt]:
         advice = f"take at least {settings.FEWEST_ROUNDS}, better --rounds 10"
         words = f"{rounds} on a side cannot tell a change from chance: {advice}"
         result.append(Doubt("few rounds", words, withholds=True))
-    # what disturbed a round met both sides, and what did not is in the interval
+    # A disturbance of a round met both of its sides, or is in the interval.
     if evidence.paired:
         return result
-    if max(evidence.busy) > BUSY_LIMIT:
+    if is_busy(evidence):
         words = f"{load_of(evidence)}: {CALM}, or measure both in one run"
         result.append(Doubt("busy", words, withholds=True))
     if evidence.control is None and abs(math.log(ratio.ratio)) < math.log(SEPARATE):
@@ -241,6 +240,11 @@ def _drift(rounds: Sequence[float]) -> float:
 def load_of(evidence: Evidence) -> str:
     baseline, new = evidence.busy
     return f"{baseline:.0%} of the baseline's samples and {new:.0%} of the new ones ran beside other load"
+
+
+def is_busy(evidence: Evidence) -> bool:
+    """Return whether more samples of a side ran beside other load than separate runs may have."""
+    return max(evidence.busy) > BUSY_LIMIT
 
 
 # The two sides of a comparison.

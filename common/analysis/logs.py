@@ -131,7 +131,7 @@ def run_folders(top: Path) -> Iterator[Path]:
     closed: list[Path] = []
 
     def note(error: OSError) -> None:
-        if isinstance(error, PermissionError):  # and none that is gone meanwhile
+        if isinstance(error, PermissionError):  # a folder that is gone meanwhile is no matter
             closed.append(Path(error.filename))
 
     for folder, below, names in os.walk(top, onerror=note):

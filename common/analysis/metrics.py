@@ -449,7 +449,7 @@ ALL = (
         tables="results answer page csv",
         room=15,
     ),
-    # of CSV and JSON alone
+    # These are columns of CSV and JSON alone.
     *(_plain(key) for key in ("device", "device_name")),
     _plain("dtype", value="configuration.dtype"),
     _plain("preset", value="header.settings.preset"),

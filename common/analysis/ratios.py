@@ -114,16 +114,20 @@ def without_load(
     sides: Sequence[Mapping[Any, Round]], loaded: Collection[Any]
 ) -> tuple[list[Mapping[Any, Round]], bool]:
     """Return each side's rounds without those beside other load, and whether load is left in them.
-    A round is left out of all sides, by its name alone and whatever its times are. Where fewer than
-    FEWEST_ROUNDS would be left on a side, all rounds stay. loaded: the rounds that one of the rows
-    ran beside other load."""
-    shared = set.intersection(*map(set, sides)) or set().union(*sides)
-    if shared.isdisjoint(loaded):
+
+    loaded: the names of the rounds that one of the rows ran beside other load.  Such a round is
+    left out of all sides, whatever its times are, since a choice by times would shift the ratio.
+    Where fewer than FEWEST_ROUNDS would be left on a side, all rounds stay."""
+    # rounds that all sides have are compared in pairs, else each side's own
+    compared = set.intersection(*map(set, sides)) or set().union(*sides)
+    if compared.isdisjoint(loaded):
         return list(sides), False
     quiet: list[Mapping[Any, Round]] = [
         {name: batches for name, batches in side.items() if name not in loaded} for side in sides
     ]
-    return (quiet, False) if min(map(len, quiet)) >= FEWEST_ROUNDS else (list(sides), True)
+    if min(map(len, quiet)) >= FEWEST_ROUNDS:
+        return quiet, False
+    return list(sides), True
 
 
 def own_batches(rounds: Rounds) -> bool:
@@ -376,8 +380,8 @@ def control(unchanged: Sequence[Ratio]) -> Control | None:
 def over_control(ratio: Ratio, control: Control, confidence: float) -> Ratio:
     """Return the ratio of a row of two separate runs over that of the rows that did not change.
 
-    Three errors add up: rows differ from each other (a random effect of each row and run), the mean
-    of the others has an error, and the rounds of this row may scatter more than theirs.  The
+    Three errors add up.  Rows differ from each other (a random effect of each row and run), the
+    mean of the others has an error, and the rounds of this row may scatter more than theirs.  The
     degrees of freedom are those of a sum of two variances (Satterthwaite 1946)."""
     if ratio.error is None:
         return ratio._replace(ratio=ratio.ratio / math.exp(control.center))

@@ -19,7 +19,7 @@ from functools import cached_property
 from statistics import fmean, median
 
 from rnnt_bench.analysis import ratios
-from rnnt_bench.analysis.doubts import BUSY_LIMIT, CALM, Doubt, about_ratio, load_of
+from rnnt_bench.analysis.doubts import CALM, Doubt, about_ratio, is_busy, load_of
 from rnnt_bench.analysis.ratios import Margins
 from rnnt_bench.analysis.row import Row
 from rnnt_bench.core import implementations, statistics, text
@@ -107,6 +107,8 @@ class Standing(ratios.Evidence):
 
     @property
     def reason(self) -> str:
+        """Return a sentence on the verdict, without its full stop: the difference, then the doubt
+        that decides, or how the interval lies to the tolerance."""
         ratio = self.judged
         if ratio is None:
             return self._nothing_to_compare()
@@ -116,12 +118,13 @@ class Standing(ratios.Evidence):
         if self.control:
             difference += f" over {self.control.rows} rows that did not change"
         is_doubted = self.verdict == "unclear" and self._by_interval() != "unclear"
+        # they say what to measure, also where the interval leaves it open
         is_doubted |= not self.kinds.isdisjoint(("few rounds", "uncontrolled"))
         if ratio.low is None or ratio.high is None or is_doubted:
             return f"{difference}, but {self.doubt}"
         span = f"the interval, {_span(ratio.low, ratio.high)},"
         tolerance = percent(self.margins.tolerance)
-        load = load_of(self) if max(self.busy) > BUSY_LIMIT else ""
+        load = load_of(self) if is_busy(self) else ""
         # more rounds beside the same load are the second thing to try
         if self.verdict == "unclear":
             advice = "more --rounds would narrow it"

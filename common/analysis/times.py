@@ -45,7 +45,7 @@ def summarize(samples: Sequence[schema.Sample], scope: str) -> Times:
     timed = [sample for sample in samples if sample.scope == scope]
     rounds = text.gathered((str(sample.round), sample) for sample in timed)
     medians = {name: _medians(lines, 1e6) for name, lines in rounds.items()}
-    # not over samples
+    # The interval is over rounds: samples of one process are not independent.
     interval = statistics.interval([fmean(batches.values()) for batches in medians.values()])
 
     def described(key: str) -> statistics.Summary | None:

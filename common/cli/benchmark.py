@@ -163,9 +163,9 @@ def default_rows(
 ) -> list[str]:
     """Return which of these are measured where no row was named.
 
-    Left out are losses on another lattice without --topology, loops in Python on a CPU, in a sweep
-    losses by utterance, and for a first answer all of other environments and, on a CPU, those in
-    plain torch."""
+    Left out are losses on another lattice without --topology, and loops in Python on a CPU.  A
+    sweep leaves out losses by utterance.  A first answer leaves out those of other environments
+    and, on a CPU, those in plain torch."""
     kept = []
     device_type = device.partition(":")[0]
     for name in names:
@@ -265,7 +265,7 @@ def _finish(
     statuses = [
         "error" if row.name in needed and row.status in NOT_RUNNABLE else row.status for row in rows
     ]
-    log.newest()  # which tells each row its earlier runs
+    log.newest()  # gives each row its earlier runs
     short = tables.screen(shown, tables.this_terminal(), [arguments.log_dir])
     details = tables.whole(shown, folders=[arguments.log_dir])
     return finish(ended, short + "\n", details + "\n", statuses, arguments, log)

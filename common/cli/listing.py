@@ -44,7 +44,7 @@ def main(options: Namespace) -> int:
     print(
         f"an exact loss that takes logits, on an utterance at a time: NAME:{implementations.BY_UTTERANCE}"
     )
-    if not INSTALLED:  # which has no environments
+    if not INSTALLED:  # an installed suite has no environments
         names = ", NAME@".join(implementations.environments())
         print(f"any of them under the torch of an environment: NAME@{names}")
     words = "with MKL on the path that it takes on Intel's processors, which makes torch's products faster on AMD's"

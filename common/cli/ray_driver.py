@@ -47,7 +47,7 @@ def run(words: list[str]) -> tuple[int, str, str, bytes]:  # Ray sends it by val
             node,
             b"",
         )
-    # which Ray sets
+    # Ray sets OMP_NUM_THREADS, by which torch would take one thread.
     variables = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
     with tempfile.TemporaryDirectory(prefix="cell-") as log:
         command = [python, os.path.join(root, "benchmark_all.py"), *words, "--log-dir", log]

@@ -17,7 +17,7 @@ EXIT_OK = 0
 EXIT_FAILED = 1  # a row that could run did not
 EXIT_USAGE = 2  # bad flags or bad input: nothing was measured
 EXIT_UNDECIDED = 3  # compare --strict: a time may have grown, though not surely
-EXIT_SIGNAL = 128  # and the number of the signal that ended it, as shells report it
+EXIT_SIGNAL = 128  # plus the number of the signal that ended it, as shells report it
 EXIT_INTERRUPTED = 130  # Ctrl-C
 
 

@@ -213,7 +213,7 @@ def _beside(path: Path) -> BinaryIO:
     for other in path.parent.glob(f".rnnt-bench-{'[0-9a-f]' * 12}.tmp"):
         with suppress(OSError), open(other, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # not one that is about to be locked
+            # A newer one may be about to be locked.
             if time.time() - other.stat().st_mtime > LEFT_SECONDS:
                 other.unlink()
     stream = open(path.with_name(f".rnnt-bench-{secrets.token_hex(6)}.tmp"), "xb")
@@ -268,7 +268,7 @@ def _taken(path: Path, waiting: Callable[[], None] | None) -> int:
     """Lock the file, where the file system has locks, and return its descriptor.  Raises Held if
     `waiting` is None."""
     while True:
-        # it is written to
+        # A Claim writes its holder into the file.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             try:

@@ -65,11 +65,9 @@ def student_t(confidence: float, freedom: float) -> float:
     whole = (
         math.sqrt(math.pi) / 2 * math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
     )
-    angle, highest, panels = (
-        0.0,
-        math.atan(math.tan(confidence * math.pi / 2) / math.sqrt(freedom)),
-        200,
-    )
+    highest = math.atan(math.tan(confidence * math.pi / 2) / math.sqrt(freedom))
+    angle = 0.0
+    panels = 200
     for _ in range(50):
         heights = [math.cos(angle * step / panels) ** (freedom - 1) for step in range(panels + 1)]
         area = (

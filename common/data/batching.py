@@ -184,7 +184,7 @@ def load(settings: Settings, round_number: int | None = None) -> tuple[Batches, 
     path = Path(settings.shape_file)
     factor = shapes.subsampling(path)
     subsampling = settings.subsampling
-    # such frames are used as they are, and never turned into a third
+    # A file whose frames are subsampled by another factor is used as it is.
     if factor not in (None, SUBSAMPLING):
         if subsampling not in (factor, SUBSAMPLING):
             raise UserError(

@@ -96,7 +96,7 @@ def save(path: Path, rows: np.ndarray, provenance: Provenance, *beside: tuple[Pa
     check_output(path)
     rows = np.ascontiguousarray(rows, dtype=np.int32)
     stream = io.BytesIO()
-    # not to the path, whose name would be put into the archive
+    # torch.save to a path would put its name into the archive.
     torch.save(torch.from_numpy(rows), stream)
     tensor = stream.getvalue()
     shape_file = {

@@ -98,7 +98,7 @@ class Modules:
         """Return (path, phase) of the operator that is called now."""
         task = _task()
         phase = FORWARD if task == _NO_TASK else BACKWARD
-        # also a forward that a backward computes again
+        # The stack holds too for a forward that a backward computes again.
         if self._stack and self._stack[-1][1] == task:
             return self._stack[-1][0], phase
         if phase == FORWARD:
@@ -140,7 +140,7 @@ class Modules:
             path = type(module).__name__
             if self._stack and self._stack[-1][0]:
                 path = f"{self._stack[-1][0]}.{path}"
-            # without parentheses it would be a path within the model
+            # Parentheses tell it from a path within the model.
             elif not self._stack and "" in self.modules:
                 path = f"({path})"
             self._add(path, module)
@@ -301,7 +301,7 @@ class FlopCounter:
         count: Count | int = 0
         try:
             count = rule(call)
-        # of tensors without a shape, or of a registered rule: the model runs on
+        # A tensor has no shape, or a registered rule is wrong: the model runs on.
         except Exception as error:
             reason = f"its rule fails, {type(error).__name__}: {text.first_line(error)}"
             self._missing(call.name, path, reason)
@@ -336,7 +336,9 @@ class _Mode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if rules.find(func) is None and rules.composite(func):  # as inference mode leaves it
+        if rules.find(func) is None and rules.composite(
+            func
+        ):  # inference mode leaves it in one piece
             with self:
                 return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)

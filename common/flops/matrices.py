@@ -106,18 +106,19 @@ def _distances(call: Call) -> int:
 
 
 def _bilinear(call: Call) -> int:
-    """Count torch.nn.Bilinear, (N, I) times (O, I, J) over I, then times (N, J) over J, and its
-    gradients.
+    """Return the MACs of aten::_trilinear, which torch.nn.Bilinear and its gradients call.
 
-    i1, i2 and i3, unsqueezed at the dimensions of their expand1, expand2 and expand3, are
-    multiplied and summed over sumdim; those that i3 lacks are summed first."""
+    It multiplies three tensors i1, i2 and i3, each unsqueezed at the dimensions of its expand1,
+    expand2 or expand3, and sums over the dimensions `sumdim`: first i1 times i2, over those of
+    these that i3 has not, then times i3, over the others."""
     shapes = [list(call[f"i{number}"].shape) for number in (1, 2, 3)]
     for number, shape in enumerate(shapes, 1):
         for dim in sorted(call[f"expand{number}"]):
             shape.insert(dim, 1)
-    whole = [max(sizes) for sizes in zip(*shapes)]
-    first = [dim for dim in call["sumdim"] if dim in call["expand3"]]
-    return math.prod(whole) + math.prod(size for dim, size in enumerate(whole) if dim not in first)
+    sizes = [max(of_dim) for of_dim in zip(*shapes)]
+    summed_first = [dim for dim in call["sumdim"] if dim in call["expand3"]]
+    left = [size for dim, size in enumerate(sizes) if dim not in summed_first]
+    return math.prod(sizes) + math.prod(left)
 
 
 _add_product("mm bmm _int_mm", partial(_matrices, "self", "mat2"))

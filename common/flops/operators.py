@@ -73,7 +73,7 @@ add(
 )
 add("_prelu_kernel_backward logsumexp", argument("self"), 2)
 add("var var_mean", argument("self"), 4)
-add("abs", _magnitude(4))  # of a complex number two squares, their sum and a root
+add("abs", _magnitude(4))  # two squares, their sum and a root for a complex number
 add("angle", _magnitude(1))
 add("sgn", _magnitude(6))  # z / |z|
 add("mul", _multiplied(6))
@@ -393,8 +393,8 @@ def _optimized_transducer(call: Call) -> int:
 
 
 def _mutual_information(call: Call) -> int:
-    """Count the recursion and its derivative, within the boundary; all else is torch's
-    operators."""
+    """Count the recursion (6 within, as `_lattice` has it) and its derivative (7 within), inside
+    the boundary; all else is torch's operators."""
     px, py = call["px"], call["py"]
     N, U, _ = px.shape
     T = py.shape[2]
@@ -450,19 +450,26 @@ def _fused_losses(call: Call) -> Count:
 
 
 def _fused_gradients(call: Call) -> Count:
-    """Count what leaves out cells whose posterior is negligible, and computes the logits of the
-    others again where forward did not keep them.  Per cell 2 H (sum and activation), 4 V (softmax
-    and gradient), V for the bias, 4 H to the outputs."""
+    """Count the gradients at the cells whose posterior is not negligible: no other has any.
+
+    Products of H and V numbers are those to the weight, to the outputs, and to the logits where
+    forward did not keep them.  Beside them a cell takes 2 H (sum and activation), 4 V (softmax and
+    gradient), V for the bias, 4 H to the outputs."""
     fused = _fused(call)
     V, H = fused.V, fused.H
-    # other durations than those of multi-blank are no symbols
-    further = len(fused.durations) if fused.topology == "multi-blank" else 0
-    posterior = call["arcs"][: 2 + further].sum(0)
+    # durations of multi-blank alone are symbols
+    blanks = 1 + len(fused.durations) if fused.topology == "multi-blank" else 1
+    posterior = call["arcs"][: blanks + 1].sum(0)  # and the label
     cells = int((~(posterior < fused.negligible) & (posterior != 0)).sum())
-    encoder_out, decoder_out, weight, bias = call["wanted"]
-    outputs = encoder_out or decoder_out
-    times = (len(call["kept"]) == 0) + weight + outputs
-    return products(times * H * V * cells, cells * (2 * H + 4 * V + bias * V + outputs * 4 * H))
+    wants_encoder, wants_decoder, wants_weight, wants_bias = call["wanted"]
+    wants_outputs = wants_encoder or wants_decoder
+    of_cell = sum([len(call["kept"]) == 0, wants_weight, wants_outputs])
+    others = 2 * H + 4 * V
+    if wants_bias:
+        others += V
+    if wants_outputs:
+        others += 4 * H
+    return products(of_cell * H * V * cells, others * cells)
 
 
 _MUTUAL = "mutual_information.MutualInformationRecursionFunction"

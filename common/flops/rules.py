@@ -88,7 +88,7 @@ def register(operator: Any, count: Rule) -> None:
 @cache
 def schema_of(operator: Any) -> tuple[Sequence[str], dict[str, Any]]:
     """Return the names of the positional arguments of an operator, and all defaults."""
-    # a higher-order operator has none
+    # A higher-order operator has no schema.
     arguments = getattr(getattr(operator, "_schema", None), "arguments", ())
     positional = [argument.name for argument in arguments if not argument.kwarg_only]
     return positional, {argument.name: argument.default_value for argument in arguments}
@@ -208,7 +208,7 @@ def _of_lists(name: str) -> Rule:
         return None
 
     def of_lists(call: Call) -> Count | int:
-        if call.out is None:  # in place, nothing is returned
+        if call.out is None:  # an operator in place returns nothing
             call.out = call["self"]
         return rule(call)
 

@@ -50,15 +50,16 @@ class Clock:
     """Sets marks in time that are compared after the work is done: perf_counter_ns on the CPU,
     events on CUDA.
 
-    With `cold`, writing over `over` empties the L2 cache of a GPU before a sample.
+    cold: whether writing over `evicting`, a tensor larger than the L2 cache of the GPU, empties
+      that before each step; None on a CPU, or of a warm cache.
     """
 
     def __init__(self, device: torch.device, cold: bool = False):
         self.cuda = device.type == "cuda"
         self.device = device
-        self.over: torch.Tensor | None = None
+        self.evicting: torch.Tensor | None = None
         if cold and self.cuda:
-            self.over = torch.empty(
+            self.evicting = torch.empty(
                 2 * (cache_bytes(device) or LARGE_L2), dtype=torch.uint8, device=device
             )
         gc.collect()
@@ -117,8 +118,8 @@ def time_step(
     with ExitStack() as stack:
         stack.callback(gc.enable)
         stack.enter_context(observed_by(observer))
-        if clock.over is not None:
-            clock.over.zero_()
+        if clock.evicting is not None:
+            clock.evicting.zero_()
         clock.synchronize()
         wall_begin = now()
         begin = clock.mark()

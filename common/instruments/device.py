@@ -27,8 +27,8 @@ def set_up_torch(settings: Settings) -> Any:
     if settings.denormals == "flush" and not flushed and device.type == "cpu":
         raise NotRunnable("unsupported", "this CPU cannot flush denormals: use --denormals keep")
     torch.set_num_threads(settings.threads or machine.cpu_count())
-    # also to False: TORCH_ALLOW_TF32_CUBLAS_OVERRIDE may have set the first, and the second is True
-    # by default
+    # False must be set too: TORCH_ALLOW_TF32_CUBLAS_OVERRIDE may have set the first, and the second
+    # is True by default.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     return current(device)
 
@@ -95,7 +95,7 @@ def state() -> dict[str, object]:
         "the random seed": torch.initial_seed(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "anomaly detection": torch.is_anomaly_enabled(),
-        "autocast": (torch.is_autocast_enabled(), ones.mm(ones).dtype),  # on CUDA, and on the CPU
+        "autocast": (torch.is_autocast_enabled(), ones.mm(ones).dtype),  # on CUDA; on the CPU
         "the precision of products": torch.get_float32_matmul_precision(),
         "the priority": (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)),
         "the CPUs that it may use": os.sched_getaffinity(0),

@@ -110,7 +110,7 @@ def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as events:
-        # and freed: the counter does not start at zero, its lowest value is the base
+        # It is freed at once: the counter does not start at zero, so its lowest value is the base.
         torch.empty(1, dtype=torch.uint8)
         step.run()
     with scratch_folder() as folder:

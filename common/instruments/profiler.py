@@ -76,7 +76,7 @@ def profile(
     ):
         for step in steps:
             step.run()
-            del step  # and its gradients
+            del step  # frees its gradients, too
             if cuda:
                 torch.cuda.synchronize(device)
             profiler.step()

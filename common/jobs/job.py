@@ -234,14 +234,12 @@ def _is_own(file: Any) -> bool:
 
 
 def own_code() -> dict[str, str]:
-    """Return {file: digest} of the code that this process has imported, see `_is_own`; of the first
-    OWN_FILES."""
-    loaded = [
-        object.__getattribute__(module, "__dict__")
-        for module in list(sys.modules.values())
-        if module
-    ]
-    paths = [names["__file__"] for names in loaded if _is_own(names.get("__file__"))]
+    """Return {file: digest} of the user's own code that this process has imported, see `_is_own`;
+    of the first OWN_FILES."""
+    modules = [module for module in list(sys.modules.values()) if module]
+    # past a __getattribute__ of a module's own, which may import or raise
+    names_of = [object.__getattribute__(module, "__dict__") for module in modules]
+    paths = [names["__file__"] for names in names_of if _is_own(names.get("__file__"))]
     digests = {}
     for file in paths[:OWN_FILES]:
         with suppress(OSError):
@@ -281,7 +279,7 @@ def run(job: JobSpec, write: Callable[[JobLine], None]) -> tuple[str, str]:
         return "oom", str(error)
     except WrongResult as error:
         return "error", f"{WRONG_RESULT}: {error}"
-    except TraceError as error:  # which a full disk cut
+    except TraceError as error:  # a full disk cut the trace
         return "error", f"{error}; free some space there, or name another folder in TMPDIR"
     except Exception as error:
         line = own_line(error)
@@ -293,9 +291,9 @@ def run(job: JobSpec, write: Callable[[JobLine], None]) -> tuple[str, str]:
 
 
 def main(path: str) -> int:
-    now = time.perf_counter_ns  # which the script of a loss may replace
+    now = time.perf_counter_ns  # the script of a loss may replace that of the module
     begin = now()
-    # as all else that is compiled here
+    # Triton compiles into the folder of all else that is compiled here.
     os.environ.setdefault("TRITON_CACHE_DIR", str(files.BUILD / "triton"))
     # json reads Infinity, which a --timeout among a tool's flags may be
     job: JobSpec = typed(json.loads(Path(path).read_text(encoding="utf-8")), JobSpec)

@@ -53,7 +53,7 @@ def measure(
         [like for number, like in coming if number in in_time],
     )
     timed = Rounds(session)
-    # no time without it
+    # No loss is timed without it.
     session.carry_out_all([job for job in pending if job.pass_name == "correctness"])
     for number in [number for number in rounds if number not in in_time]:
         timed.run(number, rounds[number], number in with_limits)
@@ -84,7 +84,7 @@ class Rounds:
         self.no_limits = False
         self.ms: dict[str, dict[tuple[int, Any], float]] = {}
         self.loaded: dict[tuple[str, int], bool] = {}
-        for name, run in session.run_of.items():  # whose samples are on disk alone
+        for name, run in session.run_of.items():  # of a run that goes on
             for lines in store.latest_jobs(store.read(run.path)).values():
                 end = store.status_of(lines)
                 if end and (end.pass_name, end.status) == ("timing", "ok"):
@@ -194,7 +194,7 @@ class Rounds:
         for line in limits:
             line.round = number
         for name in pythons:
-            # goes to disk with the next job, if there is room then
+            # the next job writes it, if there is room then
             with suppress(store.NotWritten):
                 session.run_of[name].add(limits)
         progress.done(job.name, end.status, end.reason, LIMITS)

@@ -40,7 +40,7 @@ WORKER = "rnnt_bench.jobs.job"
 IMPORTS = ("torch",)
 IMPORTS_OF_A_ROUND = (
     *IMPORTS,
-    # which the first backward of a process imports, with sympy
+    # The first backward of a process imports it, with sympy.
     "torch.fx.experimental.symbolic_shapes",
     "rnnt_bench.losses.subject",
     "rnnt_bench.losses.passes.timing",
@@ -101,8 +101,10 @@ class Executor:
         note: Callable[[str], None],
     ) -> list[Line]:
         """Run a job to its end, or for `timeout` seconds, and return its records, the last of which
-        is its status. Raises UserError for a mistake in the user's input that the process found,
-        and Interrupted."""
+        is its status.
+
+        note: called with "" while the job runs, so that a progress bar moves.  Raises UserError for
+        a mistake in the user's input that the process found, and Interrupted."""
         ending: Ending | None = None
         stopped = "interrupted", f"stopped by the user during {job.name}"
         try:
@@ -110,8 +112,12 @@ class Executor:
             if job.subject == "loss":
                 self.shared = self.shared or tempfile.TemporaryDirectory(prefix="rnnt-bench-")
                 spec = replace(spec, shared=self.shared.name)
-            imports = IMPORTS if job.round is None else IMPORTS_OF_A_ROUND
-            generation = job.like.pass_name if job.round is None else job.round
+            # a server of processes serves the jobs of one round, or of one pass without rounds
+            generation: str | int = job.like.pass_name
+            imports: Sequence[str] = IMPORTS
+            if job.round is not None:
+                generation = job.round
+                imports = IMPORTS_OF_A_ROUND
             variables = job.variables(settings)
             with Child.run(
                 python, WORKER, as_written(spec), ROOT, variables, generation, imports

@@ -38,8 +38,11 @@ class Run:
     def __init__(
         self, path: Path, existing: Sequence[schema.Line] = (), claim: Claim | None = None
     ):
-        self.path, self.folder, self.claim = path, path.parent, claim
-        self.records, self.resumed = _without_samples(existing), len(existing) > 1
+        self.path = path
+        self.folder = path.parent
+        self.claim = claim
+        self.records = _without_samples(existing)
+        self.resumed = len(existing) > 1
         self.unwritten: list[schema.Line] = []
         self.failed = False
 
@@ -173,22 +176,24 @@ def again(path: Path) -> Run:
 def origin() -> schema.Record:
     """Return the keys of a file's first record that tell when, where and by which revision it is
     measured."""
-    (revision, dirty), started = (
-        machine.git_state(ROOT),
-        datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    )
-    state = {
+    revision, dirty = machine.git_state(ROOT)
+    return {
+        "run_id": uuid.uuid4().hex[:12],
+        "command": sys.argv,
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "git_revision": revision,
         "git_dirty": dirty,
         "code": code(),
         "machine": machine.describe(),
     }
-    return {"run_id": uuid.uuid4().hex[:12], "command": sys.argv, "started": started, **state}
 
 
 def unchanged(heads: Sequence[tuple[Head, Path]], here: schema.Record) -> list[tuple[Head, Path]]:
-    """Return those of these runs that can go on; where there are some and none can, print why.
-    here: `origin`."""
+    """Return the runs that --resume can go on with: begun on this machine, by the code of now.
+    Where there are runs, but none of these, print why.
+
+    heads: the first record of each run, and its file; here: what `origin` returns."""
+    # of any kind, since their common fields are compared
     now: schema.FirstLine = schema.typed({"record": "tool", "tool": "", "name": "", **here})
     changes = [_change(head, now) for head, _ in heads]
     if changes and all(changes):
@@ -271,7 +276,8 @@ def open_runs(
     extra: further keys of the ``run`` records; or_anew: start a run where there is none to resume.
     Raises UserError where there is none, or when another process is measuring it."""
     shared = {**origin(), "settings": settings.to_json(), **(extra or {})}
-    wanted, cell = schema.recorded(settings), shared.get("values", {})
+    wanted = schema.recorded(settings)
+    cell = shared.get("values", {})
     heads = [
         (head, path)
         for head, path in (earlier(log_dir, schema.FILE_NAME, schema.Header) if resume else ())

@@ -338,7 +338,7 @@ def _create(environment: Environment, lock: int) -> None:
     shutil.rmtree(environment.folder, ignore_errors=True)
     environment.side_file("reason").unlink(missing_ok=True)
     say(f"{environment.name}: installing ({environment.description})")
-    # of what uv is about to read, so that an edit meanwhile is noticed
+    # The digest is that of the file as uv is about to read it, so that a later edit is noticed.
     digest = environment.lock_hash()
     log = environment.side_file("log")
     try:

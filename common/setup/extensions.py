@@ -257,7 +257,7 @@ def load(package: str, device: str) -> ModuleType:
         if device == simulated.DEVICE:
             raise ImportError("an installed package has kernels for a GPU")
         return importlib.import_module(package)
-    # not installed, or built for another torch; OSError: lacks a shared library
+    # The package is not installed, is built for another torch, or lacks a shared library (OSError).
     except (ImportError, OSError):
         for name in [
             name for name in sys.modules if name == package or name.startswith(f"{package}.")
@@ -328,7 +328,7 @@ def _compile(
     # A process of its own compiles: torch.utils.cpp_extension loads what it has compiled, from a
     # folder that moves.
     code = "import sys; from rnnt_bench.setup.extensions import compile_package; compile_package(*sys.argv[1:])"
-    compilers = (memory.available_memory() or 2**32) >> 31  # with 2 GB of free memory each
+    compilers = (memory.available_memory() or 2**32) >> 31  # each needs 2 GB of free memory
     jobs = max(1, min(os.cpu_count() or 1, compilers))
     log = folder.with_name(f"{folder.name}.log")
     with log.open("w", encoding="utf-8") as stream:

@@ -50,7 +50,7 @@ def cards(rows: Rows, folders: Sequence[Path]) -> list[parts.Card]:
             for ratio in (approximate.over and approximate.over.ratio, approximate.memory)
             if ratio
         ]
-        if not gains or min(gains) < 1:  # else it saves nothing
+        if not gains or min(gains) < 1:  # it saves time or memory
             lines = [_line("Gain", verdict.approximate(approximate)), _corners(approximate)]
             result.append(_card("If an approximation will do", approximate, lines))
     return result

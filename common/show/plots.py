@@ -80,7 +80,7 @@ def _dot(row: Row, base: Row, scope: str) -> Dot | None:
     if against is None or row.of_one_model != base.of_one_model or row.under != base.under:
         return None
     word = metrics.METRICS["verdict"].shown(row)
-    if against.baseline is not base or against.scope != scope:  # of another kind: an approximation
+    if against.baseline is not base or against.scope != scope:  # ranked among another kind
         against = standing.stand(row, base, scope)
         word = against.verdict
     ratio = against.ratio
@@ -146,23 +146,30 @@ def ratios(key: str, title: str, caption: str, dots: Sequence[Dot], across: str)
 # Time against memory.
 
 
-def positions(rows: Rows) -> dict[str, tuple[float, float]]:
-    """Return the time in ms and the peak in MB of each row that has both, by its label."""
+class Position(NamedTuple):
+    """Hold the median time and the peak memory of a row."""
+
+    ms: float
+    mb: float
+
+
+def positions(rows: Rows) -> dict[str, Position]:
+    """Return the position of each row that has a time and a peak, by its label."""
     return {
-        row.label: (row.ms.median, row.peak_mb)
+        row.label: Position(row.ms.median, row.peak_mb)
         for row in rows
         if row.ms and row.peak_mb is not None
     }
 
 
 def front(rows: Rows) -> list[Row]:
-    """Return the exact rows, by utterance too, for which no other is both faster and smaller, by
-    time."""
-    places = positions(rows)
+    """Return the Pareto front, the fastest first: the rows of exact losses, in batches or by
+    utterance, for which no other is both faster and smaller."""
+    at = positions(rows)
     ranked = [row for row in rows if _is_ranked(row) and row.kind != "pruned"]
     result: list[Row] = []
-    for row in sorted(ranked, key=lambda row: places[row.label]):
-        if not result or places[row.label][1] < places[result[-1].label][1]:
+    for row in sorted(ranked, key=lambda row: at[row.label]):
+        if not result or at[row.label].mb < at[result[-1].label].mb:
             result.append(row)
     return result
 
@@ -188,12 +195,12 @@ def time_and_memory(rows: Rows) -> Figure | None:
         return None
     summaries = {row.label: summary for row in rows if (summary := row.ms)}
     across = style.span(_ends(summaries.values()))
-    up = style.span([mb for _, mb in places.values()])
+    up = style.span([position.mb for position in places.values()])
     data, sentences, cells = [], [], []
     best = front(rows)
     if best:
         on = [places[row.label] for row in best]
-        corners = [(on[0][0], up.high), *on, (across.high, on[-1][1])]
+        corners = [(on[0].ms, up.high), *on, (across.high, on[-1].mb)]
         line = {"shape": "hv", "dash": "dot", "width": 2.5, "color": style.INK}
         data.append(style.points("Pareto front", corners, {}, mode="lines", line=line))
         sentences.append(

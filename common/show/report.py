@@ -22,11 +22,9 @@ EXIT_CODES = (
 
 
 def parser() -> Parser:
-    result, default = (
-        Parser(description=DESCRIPTION, epilog=EXIT_CODES),
-        Path("log", page.FILE_NAME),
-    )
+    result = Parser(description=DESCRIPTION, epilog=EXIT_CODES)
     add_logs(result)
+    default = Path("log", page.FILE_NAME)
     words = f"Page to write. Default: {default}"
     result.add_argument(
         "--output", metavar="FILE", type=flag_types.path, default=default, help=words

@@ -321,7 +321,7 @@ def _obtained(row: Row) -> str:
     """Return in a few words what a row that cannot run needs."""
     reason = re.sub(r"^[a-z]+(-[\w-]+)?: ", "", row.reason)
     if python := re.match(r"needs Python [0-9.]+( or [0-9.]+)*", reason):
-        return python[0]  # which no set-up brings
+        return python[0]  # no set-up brings another Python
     if row.status == "unsupported" or "@" in row.name:
         device = re.search(r"; it runs on ([a-z ]+)", reason)
         return (

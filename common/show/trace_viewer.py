@@ -76,7 +76,7 @@ class Handler(SimpleHTTPRequestHandler):
         """Answer a request; one whose browser goes away ends without a word."""
         with suppress(ConnectionError, TimeoutError):
             hosts = self.headers.get_all("Host", [])
-            # of another site
+            # The page of another site may not read traces.
             if [host.partition(":")[0] for host in hosts] not in (["127.0.0.1"], ["localhost"]):
                 self.send_error(403)
             elif "\0" in unquote(self.path):

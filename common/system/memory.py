@@ -40,7 +40,7 @@ def cgroup_cpus() -> float | None:
     none."""
     counts = []
     for words in _cgroup_values("cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
-        quota, period = sum(words.values(), [])  # so it is in either version of cgroups
+        quota, period = sum(words.values(), [])  # in this order in both versions of cgroups
         if quota not in ("max", "-1"):
             counts.append(int(quota) / int(period))
     return min(counts, default=None)
@@ -136,7 +136,7 @@ def clear_peak() -> bool:
 def give_back_free_memory() -> None:
     """Collect garbage, and return freed memory to the system."""
     gc.collect()
-    with suppress(OSError, AttributeError):  # not glibc: it keeps nothing that this would return
+    with suppress(OSError, AttributeError):  # another library than glibc keeps nothing to return
         ctypes.CDLL(None).malloc_trim(0)
 
 

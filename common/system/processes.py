@@ -42,7 +42,7 @@ STDERR_TAIL_BYTES = 64 << 10  # limit of these lines: a package may print gigaby
 EXIT_NO_ROOM = 74
 #: Exit code of a child that could not write its records for another reason (EX_CANTCREAT).
 EXIT_UNWRITTEN = 73
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # and not EFBIG: a loss may set a limit of its own
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # EFBIG is none: a loss may set a limit of its own
 #: Seconds to wait for a server to import its packages before its first job is sent anyway.
 START_SECONDS = 60.0
 #: Seconds to wait for the end of processes that a child left behind.

@@ -62,7 +62,7 @@ def trace_files(folder: Path) -> list[Path]:
     def order(path: Path) -> tuple[int, int, str]:
         match = _NAME.match(path.name)
         time = (match["time"] if match else None) or ""
-        # its unit depends on the torch version: more digits are later
+        # The unit depends on the version of torch: a number of more digits is later.
         return len(time), int(time or 0), path.name
 
     return sorted(filter(is_trace, folder.iterdir()), key=order)
@@ -151,7 +151,7 @@ def read_events(stream: BinaryIO) -> Iterator[Sequence[Event]]:
     if begin is None:
         yield from _events_of_any_layout(stream, decoder, text)
         return
-    position = begin.end()  # of the text in the file
+    position = begin.end()  # where `text` begins in the file
     text = text[position:]
     while True:
         last = text.rfind(BOUNDARY)
@@ -203,8 +203,8 @@ def _events_of_any_layout(
     begin = _BEGIN_ANYWHERE.search(text)
     if begin is None:
         raise Broken(f"within {len(text):,} characters no list of events begins")
-    position = 0  # of the text in the file
-    at = begin.end()  # in the text
+    position = 0  # where `text` begins in the file
+    at = begin.end()  # where the next event begins in `text`
     events: list[Event] = []
     while True:
         gap = _GAP.match(text, at)
@@ -223,7 +223,7 @@ def _events_of_any_layout(
             text += _next_text(stream, decoder, text, position)
             at = 0
             continue
-        with suppress(msgspec.ValidationError):  # of another program, with fields of its own types
+        with suppress(msgspec.ValidationError):  # an event of another program may have other types
             events.append(msgspec.convert(value, Event))
     yield events
     if begin.group().lstrip() != "[":

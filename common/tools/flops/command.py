@@ -58,7 +58,8 @@ def parser() -> Parser:
         help="Model: package.module:name or file.py:name (a class, a function that makes a model, or a model), "
         "s3prl:upstream or hf:name (with weights that are here already).",
     )
-    add, whole = result.add_argument_group("the model").add_argument, flag_types.whole(1)
+    whole = flag_types.whole(1)
+    add = result.add_argument_group("the model").add_argument
     add(
         "--args",
         type=flag_types.path,

@@ -58,9 +58,10 @@ def tensor(spec: str, device: str, letters: Mapping[str, int]) -> tuple[str, tor
 def lengths(source: Path, sample_rate: int) -> list[int]:
     """Return the sorted samples of every file below a directory, by their headers, or the numbers
     of a text file ("#": a comment).  Raises UserError."""
-    problem, samples = files.not_there(source), []
+    problem = files.not_there(source)
     if problem:
         raise errors.UserError(f"{source}: {problem}")
+    samples = []
     if source.is_dir():
         for path in sorted(
             path for path in source.rglob("*") if path.suffix.lower() in AUDIO and path.is_file()
@@ -111,22 +112,23 @@ def run(job: JobSpec) -> Iterator[Measured]:
             loading.module(str(Path(flags["register"]).with_suffix(".py")))
         model = loading.load(flags["model"], made_with, flags["device"])
         model.train(flags["train"])
-        counter, batch, buckets = (
-            FlopCounter(model, strict=flags["strict"]),
-            flags["batch_size"],
-            [],
-        )
+        counter = FlopCounter(model, strict=flags["strict"])
+        batch = flags["batch_size"]
+        buckets = []
         for name, utterances in _utterances(flags).items():
-            before, macs = counter.total(), []
+            before = counter.total()
+            macs = []
             for samples in utterances:
-                begun = counter.total().macs
+                macs_before = counter.total().macs
                 _count(counter, model, samples, flags)
-                macs += [(counter.total().macs - begun) / batch] * batch
-            counted = {
+                macs += [(counter.total().macs - macs_before) / batch] * batch
+            bucket = {
+                "name": name,
                 "samples": [samples for samples in utterances for _ in range(batch)],
                 "macs": macs,
+                "flops": counter.total().flops - before.flops,
             }
-            buckets.append({"name": name, **counted, "flops": counter.total().flops - before.flops})
+            buckets.append(bucket)
     yield Measured(value={"buckets": buckets if buckets[0]["name"] else [], **counter.document()})
 
 

@@ -225,13 +225,15 @@ def parts_table(parts: Sequence[Part], by: str) -> Table:
 def answer(run: kept.Kept) -> kept.Answer:
     """Return what a count found out: the total, utterances by length where the input is audio, and
     the parts.  Rows for CSV and JSON are those of the utterances, then of the parts and the total."""
-    config, job = schema.typed(run.header.config, Config), run.job(JOB)
+    config = schema.typed(run.header.config, Config)
+    job = run.job(JOB)
     if not job.values:
         return kept.Answer(
             run.header.name, failures=[f"{job.status}: {job.reason}"], statuses=[job.status]
         )
     counted = job.of(Counted)[0]
-    parts, buckets = parts_of(counted, config.by, config.depth), counted.buckets
+    parts = parts_of(counted, config.by, config.depth)
+    buckets = counted.buckets
     total = parts[-1]
     parameters = total.trainable + total.frozen
     if len(buckets) > 1:

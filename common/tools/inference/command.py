@@ -138,7 +138,7 @@ def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Pro
     changes = overridden(overrides)
     values = {part: keys for part, keys in configuration.read(path).items() if keys is not None}
     for part, keys in changes.items():
-        # else the configuration is wrong, which is told below
+        # A part that is no dict is refused below.
         if isinstance(values.setdefault(part, {}), dict):
             values[part].update(keys)
     config = configuration.converted(values, Profile, str(path))

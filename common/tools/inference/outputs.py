@@ -85,10 +85,11 @@ def _sequences(outputs: Any) -> list[Sequence[Any]]:
         return [outputs]
     if not isinstance(outputs, list):
         return [[outputs if isinstance(outputs, (int, float, bytes)) else type(outputs)]]
-    nested = [_sequences(part) for part in outputs]
-    if any(isinstance(_plain(part), (list, str, torch.Tensor)) for part in outputs):
-        return [sequence for sequences in nested for sequence in sequences]
-    return [[symbol for ((symbol,),) in nested]]
+    parts = [_plain(part) for part in outputs]
+    sequences = [sequence for part in parts for sequence in _sequences(part)]
+    if any(isinstance(part, (list, str, torch.Tensor)) for part in parts):
+        return sequences
+    return [[symbol for (symbol,) in sequences]]  # plain values, which together are one sequence
 
 
 def _leaves(outputs: Any) -> list[Any]:

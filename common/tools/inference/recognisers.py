@@ -133,7 +133,7 @@ def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> 
         ]
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
-        # without lengths: bundles normalised by groups are trained so, and no wave here is padded
+        # No lengths: bundles normalised by groups are trained without, and no wave here is padded.
         return parts[0](waves)
 
     return Recogniser(search if decodes else call, int(bundle.sample_rate))

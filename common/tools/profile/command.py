@@ -164,7 +164,7 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
         "rounds": 1,
     }
     resolved = settings.resolve({**values, **size}, device)
-    # else large tensors would be mapped anew in each step
+    # Without these, large tensors are mapped anew in each step.
     reuse = settings.REUSE_VARIABLES if resolved.allocator == "reuse" else {}
     name = f"{key.replace('_', '-')} {size[key]}"
     tasks = [job.Task(name, TOOL, as_written(choice), environment=reuse)]

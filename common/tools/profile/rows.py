@@ -207,7 +207,7 @@ def parts_of(measured: Measured) -> list[Part]:
         empty = Part(name=named(label, phase), label=label, phase=phase, depth=len(above))
         part = labels.setdefault(label, {}).setdefault(phase, empty)
         part.calls += span.calls
-        if label not in above:  # else it is counted with the outer one
+        if label not in above:  # one within its own label is counted with the outer one
             part.add(amount)
         outer = tuple(above), phase
         if outer in spans:
@@ -246,7 +246,8 @@ def lines(choice: Choice, measured: Measured, parts: list[Part]) -> list[str]:
         ", ".join(name for name in ("dropout", "amp", "optimizer") if getattr(choice, name))
         or "no dropout"
     )
-    bare, count = median(measured.bare_ns) / 1e6, len(measured.host_ns)
+    bare = median(measured.bare_ns) / 1e6
+    count = len(measured.host_ns)
     hooks = median(
         [(labelled - alone) / 1e6 for labelled, alone in zip(measured.host_ns, measured.bare_ns)]
     )
@@ -285,7 +286,7 @@ def verdict(parts: list[Part], busy: bool) -> str:
         name: [shares.pop(label) for label in labels if label in shares]
         for name, labels in OWN_PARTS.items()
     }
-    *names, last = [name for name, own in share_of.items() if own] or [""]
+    *names, last = [name for name, own_shares in share_of.items() if own_shares] or [""]
     words = " and ".join(filter(None, [", ".join(names), last]))
     answers = []
     if words:
@@ -314,7 +315,7 @@ def answer(kept: Kept) -> Answer:
         peak = f", peak {text.number(step.peak_mb)} MB" if step.peak_mb else ""
         operations = f"{text.quantity(step.macs, 'MACs')}, {text.quantity(step.flops, 'FLOPs')}"
         result.total.append(f"{size}: a step: {text.number(step.ms)} ms, {operations}{peak}")
-        on_cpu = step.device_ms is None  # where the host's times are all
+        on_cpu = step.device_ms is None  # the host's times are its times
         shown = [each for each in NUMBERS if not (on_cpu and each.key == "host_ms")]
         table = []
         for part in parts:
