@@ -123,11 +123,11 @@ TENSORS, OPTIONS = _FIELDS[: _FIELDS.index("blank")], _FIELDS[_FIELDS.index("bla
 def packed(durations: Sequence[int] = (), **options: Any) -> List[float]:
     """Return options that were checked as one list of numbers, which an operator of PyTorch takes
     as one argument."""
-    given = {"negligible": 0.0, "topology": "regular", "activation": "tanh", **options}
-    given["activation"] = ACTIVATIONS.index(given["activation"])
-    given["topology"] = TOPOLOGIES.index(given["topology"])
-    given["clamp"] = max(0.0, given.get("clamp", 0.0))
-    return [*(float(given.get(name) or 0) for name in OPTIONS), *map(float, durations)]
+    values = {"negligible": 0.0, "topology": "regular", "activation": "tanh", **options}
+    values["activation"] = ACTIVATIONS.index(values["activation"])
+    values["topology"] = TOPOLOGIES.index(values["topology"])
+    values["clamp"] = max(0.0, values.get("clamp", 0.0))
+    return [*(float(values.get(name) or 0) for name in OPTIONS), *map(float, durations)]
 
 
 def accumulated(dtype: torch.dtype) -> torch.dtype:

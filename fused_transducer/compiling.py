@@ -62,13 +62,13 @@ def compiler() -> List[str]:
     """Return the words that call the compiler: CXX, or the first that there is.  Raises
     BuildError."""
     try:
-        given = shlex.split(os.environ.get("CXX", ""))
+        chosen = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:
         raise BuildError(f"CXX is {os.environ['CXX']!r}: {error}") from error
-    for words in [given] if given else [["c++"], ["g++"], ["clang++"]]:
+    for words in [chosen] if chosen else [["c++"], ["g++"], ["clang++"]]:
         if shutil.which(words[0]):
             return words
-    raise BuildError(f"there is no C++ compiler ({given[0] if given else 'c++, g++ or clang++'})")
+    raise BuildError(f"there is no C++ compiler ({chosen[0] if chosen else 'c++, g++ or clang++'})")
 
 
 def _run(command: Sequence[str]) -> None:

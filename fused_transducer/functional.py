@@ -147,10 +147,10 @@ def transducer_loss(
     ValueError, with the utterance, for bad arguments (values under torch.compile only when it runs,
     and never under CUDA graph capture).
     """
-    given = _inputs(
+    tensors = _inputs(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, output, utterance_of
     )
-    encoder_out, decoder_out, weight = given[:3]
+    encoder_out, decoder_out, weight = tensors[:3]
     T, (M, U1, _), V = encoder_out.shape[1], decoder_out.shape, weight.shape[0]
     device, dtype = encoder_out.device, encoder_out.dtype
     options = {
@@ -173,21 +173,23 @@ def transducer_loss(
         )
     if window is not None:
         check_tensors(window=window)
-        check_shapes(*given, window)
+        check_shapes(*tensors, window)
     if utterance_weights is not None:
         _check_beside("utterance_weights", utterance_weights, (M,), device)
     if reference_frames is not None:
         _check_beside("reference_frames", reference_frames, (M, U1 - 1), device)
     backend = backend_of(device, dtype, backend)
-    gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given[:4])
+    gradient = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in tensors[:4]
+    )
     gradient = gradient or return_posteriors or return_delay
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
     seed = _seed(dropout_seed, device) if dropout else None
-    given = (*given, seed, window)
+    tensors = (*tensors, seed, window)
     if not in_graph:
         # numpy and .data can change these before backward, and autograd would not see it
-        given = (*given[:4], *(x if x is None else x.clone() for x in given[4:]))
-    call = Call.of(given, packed(**options))
+        tensors = (*tensors[:4], *(x if x is None else x.clone() for x in tensors[4:]))
+    call = Call.of(tensors, packed(**options))
     cells = M * T * U1
     kept_cells = 0
     if gradient and backend in KEPT_BYTES:
@@ -207,13 +209,13 @@ def transducer_loss(
             kept_cells -= max(0, cells - kept_cells)
         kept_cells = max(0, min(kept_cells, cells))
     losses_of = operators.losses if in_graph else operators.Losses.apply
-    losses, arcs, _ = losses_of(*given, packed(**options), backend, gradient, cells, kept_cells)
+    losses, arcs, _ = losses_of(*tensors, packed(**options), backend, gradient, cells, kept_cells)
     if zero_infinity:
         losses = losses.masked_fill(losses == float("inf"), 0)
     if nonfinite != "keep":
         wrong = finite.not_finite(losses, utterance_weights)
     if nonfinite == "raise":
-        finite.check_finite(losses, wrong, given[:8], blank)
+        finite.check_finite(losses, wrong, tensors[:8], blank)
     if nonfinite == "skip":
         weights = torch.ones_like(losses) if utterance_weights is None else utterance_weights
         utterance_weights = weights.masked_fill(wrong, 0)
@@ -248,18 +250,18 @@ def align(
     confidence_span frames before or after its frame: with 0 at that frame; 0 where `frames` is -1.
     The other arguments are those of `transducer_loss`.
     """
-    given = _inputs(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, output)
+    tensors = _inputs(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, output)
     options = {
         "blank": blank, "activation": activation, "tile_cells": tile_cells, "delay_penalty": delay_penalty,
         "topology": topology, "durations": durations, "sigma": sigma,
     }  # fmt: skip
-    check_options(given[2].shape[0], **options)
+    check_options(tensors[2].shape[0], **options)
     if confidence_span is not None:
         check_number("confidence_span", confidence_span, Integral, 0)
-    backend = backend_of(encoder_out.device, given[0].dtype, backend)
-    call = Call.of((*given, None, None), packed(**options))
+    backend = backend_of(encoder_out.device, tensors[0].dtype, backend)
+    call = Call.of((*tensors, None, None), packed(**options))
     with torch.no_grad():
-        lengths = [x.to(call.device) for x in given[5:7]]
+        lengths = [x.to(call.device) for x in tensors[5:7]]
         parts = plain.of_cells(
             call, operators.log_probabilities(call, backend), backend, -torch.inf
         ).double()
@@ -312,9 +314,9 @@ def _inputs(
     elif device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         floats = tuple(x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in floats)
-    given = (*floats, targets, T_lengths, U_lengths, utterance_of)
-    check_shapes(*given)
-    return given
+    tensors = (*floats, targets, T_lengths, U_lengths, utterance_of)
+    check_shapes(*tensors)
+    return tensors
 
 
 def _check_beside(name: str, tensor: Any, shape: Tuple[int, ...], device: torch.device) -> None:
@@ -338,15 +340,15 @@ def _reduced(losses: Tensor, reduction: str, weights: Optional[Tensor]) -> Tenso
     return losses.sum() / torch.where(total == 0, 1, total)
 
 
-def _seed(given: Union[int, Tensor, None], device: torch.device) -> Tensor:
-    """Return the seed of dropout, an int64 number on `device`: the given one, or else one of
+def _seed(seed: Union[int, Tensor, None], device: torch.device) -> Tensor:
+    """Return the seed of dropout, an int64 number on `device`: that of the user, or else one of
     torch's generator."""
-    if given is None:
+    if seed is None:
         return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
-    if isinstance(given, Tensor):
-        return given
-    if isinstance(given, bool) or not isinstance(given, Integral) or not -(2**63) <= given < 2**63:
+    if isinstance(seed, Tensor):
+        return seed
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not -(2**63) <= seed < 2**63:
         raise ValueError(
-            f"dropout_seed must be an integer of 64 bits or a tensor with one; it is {given!r}"
+            f"dropout_seed must be an integer of 64 bits or a tensor with one; it is {seed!r}"
         )
-    return torch.full((), int(given), dtype=torch.int64, device=device)
+    return torch.full((), int(seed), dtype=torch.int64, device=device)

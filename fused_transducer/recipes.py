@@ -264,8 +264,8 @@ def patch(model: nn.Module, logits: Optional[bool] = None, **options: Any) -> nn
                 "patch: the model's forward was replaced already (by accelerate's hooks, say): patch it first"
             )
         inner.forward = _forward_of(inner)  # type: ignore[method-assign]
-        own = inner.__dict__.get("accepts_loss_kwargs")
-        before = {"forward": inner.forward.__func__, "accepts_loss_kwargs": own}
+        accepts = inner.__dict__.get("accepts_loss_kwargs")
+        before = {"forward": inner.forward.__func__, "accepts_loss_kwargs": accepts}
     inner.accepts_loss_kwargs = False  # type: ignore[assignment]  # else Trainer takes the loss for one over all steps
     setattr(inner, PATCHED, {**before, "logits": logits, "options": options})
     return model
@@ -314,12 +314,12 @@ def _forward_of(model: Any) -> MethodType:
     )
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = dict(signature.bind(self, *args, **kwargs).arguments)
-        given.update(given.pop(rest, {}))
-        if PATCHED not in self.__dict__ or given.get("labels") is None:
+        arguments = dict(signature.bind(self, *args, **kwargs).arguments)
+        arguments.update(arguments.pop(rest, {}))
+        if PATCHED not in self.__dict__ or arguments.get("labels") is None:
             return type(self).forward(self, *args, **kwargs)
-        del given["self"]
-        return _patched_forward(self, signature.return_annotation, **given)
+        del arguments["self"]
+        return _patched_forward(self, signature.return_annotation, **arguments)
 
     forward.__signature__ = signature  # type: ignore[attr-defined]
     return MethodType(forward, model)

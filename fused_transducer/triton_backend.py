@@ -314,20 +314,20 @@ def _forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
     # in the padding, arcs of no path
     arcs = arcs.zero_() if arcs.numel() else arcs.new_zeros(rows(call), launch.cells)
     blocks = _blocks("logits", call.weight.dtype, launch)
-    each = _ceil(call.T * launch.states, blocks.BM)  # blocks of an utterance
+    blocks_each = _ceil(call.T * launch.states, blocks.BM)  # blocks of an utterance
     size = call.weight.element_size()  # the activations take the bytes of a tile of backward
     rows_at_once = call.tile_cells or launch.rows(size, blocks.BM) * launch.bytes_of_cell(size) // (
         size * launch.HP
     )
-    at_once = min(call.M * each, _ceil(rows_at_once, blocks.BM))
+    at_once = min(call.M * blocks_each, _ceil(rows_at_once, blocks.BM))
     activations = call.weight.new_empty(at_once * blocks.BM, launch.HP)
     weight, of_weight = launch.weights(call.weight.dtype, "H")
-    for block in range(0, call.M * each, at_once):
-        count = min(at_once, call.M * each - block)
-        launch.activate(activations[: count * blocks.BM], block, each, (), blocks.BM)
+    for block in range(0, call.M * blocks_each, at_once):
+        count = min(at_once, call.M * blocks_each - block)
+        launch.activate(activations[: count * blocks.BM], block, blocks_each, (), blocks.BM)
         launch.kernels.log_probabilities[(count,)](
             activations, weight, launch.bias, launch.targets, launch.T_lengths, launch.U_lengths, launch.band, arcs,
-            launch.cells, block, each, call.T, call.U1, launch.states, call.blank, float(call.delay_penalty),
+            launch.cells, block, blocks_each, call.T, call.U1, launch.states, call.blank, float(call.delay_penalty),
             **launch.smoothing, **launch.flags, **of_weight, **blocks._asdict(),
         )  # fmt: skip
     # of the vector that holds a diagonal of the lattice

@@ -90,9 +90,9 @@ def band_of(window: Tensor, T_lengths: Tensor, U_lengths: Tensor, T: int) -> Ten
     a cell, which are those beyond an utterance's own, and all of one without a path."""
     earliest, latest = frames_of_labels(window, T_lengths, U_lengths)
     has_path = (earliest <= latest).all(1, keepdim=True)
-    own = torch.arange(window.shape[1] + 1, device=window.device) <= U_lengths.unsqueeze(1)
+    is_state = torch.arange(window.shape[1] + 1, device=window.device) <= U_lengths.unsqueeze(1)
     band = torch.stack(limits(window, T_lengths, U_lengths), -1)
-    return torch.where((own & has_path).unsqueeze(-1), band, band.new_tensor([T, T - 1]))
+    return torch.where((is_state & has_path).unsqueeze(-1), band, band.new_tensor([T, T - 1]))
 
 
 def states_of_frames(band: Tensor, T: int) -> Tensor:

@@ -168,8 +168,8 @@ def _verdict(row: Row) -> str | None:
     standing = row.against_fastest
     if standing is None:
         return None
-    has_one = standing.ratio and standing.ratio.low is None and len(standing.ratio.new) == 1
-    return "one round" if has_one and standing.verdict == "unclear" else str(standing.verdict)
+    is_single = standing.ratio and standing.ratio.low is None and len(standing.ratio.new) == 1
+    return "one round" if is_single and standing.verdict == "unclear" else str(standing.verdict)
 
 
 def _verdict_words(row: Row) -> str:

@@ -146,11 +146,9 @@ def _controls(
 def on_cluster(arguments: Namespace) -> int:
     """Measure each cell, with the flags of this command, on a node of a Ray cluster, and print the
     table; return the exit code."""
-    _settings(
-        arguments.sweep,
-        parser.read_settings(arguments),
-        "cpu" if arguments.device == "cpu" else "cuda",
-    )
+    # settings that do not go together are refused before anything is sent
+    flags = parser.read_settings(arguments)
+    _settings(arguments.sweep, flags, "cpu" if arguments.device == "cpu" else "cuda")
     folders: list[Path] = []
     with measuring() as ended:
         for folder in cluster.measured(arguments):

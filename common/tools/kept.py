@@ -162,30 +162,30 @@ def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> parts.S
             parts.Section(
                 f"{tool}-{number}",
                 title,
-                "" if each.name == title else each.name,
-                tables=each.tables,
-                failures=[parts.Failure("error", "", [line]) for line in each.failures],
-                figures=each.figures,
-                notes=[("", [line]) for line in [*each.total, *each.lines]],
-                folded=each.folded,
+                "" if shown.name == title else shown.name,
+                tables=shown.tables,
+                failures=[parts.Failure("error", "", [line]) for line in shown.failures],
+                figures=shown.figures,
+                notes=[("", [line]) for line in [*shown.total, *shown.lines]],
+                folded=shown.folded,
             )
-            for number, each in enumerate(answers(paths, tool, answer))
+            for number, shown in enumerate(answers(paths, tool, answer))
         ]
 
     def rows(paths: Sequence[Path]) -> list[parts.Values]:
         result = []
-        for each in answers(paths, tool, answer):
+        for shown in answers(paths, tool, answer):
             failed = {
-                "status": next(iter(each.statuses), "error"),
-                "reason": "; ".join(each.failures),
+                "status": next(iter(shown.statuses), "error"),
+                "reason": "; ".join(shown.failures),
             }
-            lines = each.rows or ([failed] if each.failures else [])
-            result += [{"tool": tool, "name": each.name, **row} for row in lines]
+            lines = shown.rows or ([failed] if shown.failures else [])
+            result += [{"tool": tool, "name": shown.name, **row} for row in lines]
         return result
 
     return parts.Slice(
         sections,
         holds=lambda path: any(answers([path], tool, answer)),
         rows=rows,
-        text=lambda paths, format: [each.render(format) for each in answers(paths, tool, answer)],
+        text=lambda paths, format: [shown.render(format) for shown in answers(paths, tool, answer)],
     )

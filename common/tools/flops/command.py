@@ -156,17 +156,17 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     numbers = arguments.format in ("csv", "json")
     if arguments.depth is None and not numbers:
         arguments.depth = DEPTH
-    given = {
+    values = {
         key: str(value) if isinstance(value, Path) else value
         for key, value in vars(arguments).items()
     }
-    flags = {key: value for key, value in given.items() if key not in PRESENTATION}
+    flags = {key: value for key, value in values.items() if key not in PRESENTATION}
     rate = arguments.sample_rate
     config = show.Config(flags=flags, by=arguments.by, depth=arguments.depth, sample_rate=rate)
     task = job.Task(
         show.JOB,
         "flops",
-        {"flags": given, "current": str(Path.cwd())},
+        {"flags": values, "current": str(Path.cwd())},
         python=interpreters.with_torch(),
     )
 

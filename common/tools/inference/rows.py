@@ -356,11 +356,13 @@ def answer(kept: Kept) -> Answer:
     measured = [line for line in rows if isinstance(line, Measured)]
     return Answer(
         kept.header.name,
-        total(measured),
-        [*grids, show.tabulated("cells", "Each cell", show.filled(listed))],
-        [*kept.machine, *notes(measured, dimensions)],
-        [f"{line.position.job}: {line.status}: {line.reason}" for line in rows if line.reason],
-        [
+        total=total(measured),
+        tables=[*grids, show.tabulated("cells", "Each cell", show.filled(listed))],
+        lines=[*kept.machine, *notes(measured, dimensions)],
+        failures=[
+            f"{line.position.job}: {line.status}: {line.reason}" for line in rows if line.reason
+        ],
+        rows=[
             {
                 "threads": line.position.threads,
                 "dtype": line.position.dtype,
@@ -372,7 +374,7 @@ def answer(kept: Kept) -> Answer:
             }
             for line in rows
         ],
-        [line.status for line in rows if line.status != SKIPPED],
+        statuses=[line.status for line in rows if line.status != SKIPPED],
     )
 
 

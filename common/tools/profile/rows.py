@@ -316,7 +316,7 @@ def answer(kept: Kept) -> Answer:
         operations = f"{text.quantity(step.macs, 'MACs')}, {text.quantity(step.flops, 'FLOPs')}"
         result.total.append(f"{size}: a step: {text.number(step.ms)} ms, {operations}{peak}")
         on_cpu = step.device_ms is None  # the host's times are its times
-        shown = [each for each in NUMBERS if not (on_cpu and each.key == "host_ms")]
+        shown = [number for number in NUMBERS if not (on_cpu and number.key == "host_ms")]
         table = []
         for part in parts:
             table.append(
