@@ -95,9 +95,11 @@ def test_a_command_line_may_have_bytes_that_are_no_text(tmp_path):
 def test_a_job_that_ran_again_counts_once(tmp_path):
     first = [{"record": "stop", "job": "timing-1", "scope": "loss"}, status("timing-1", "interrupted")]
     again = [{"record": "stop", "job": "timing-1", "scope": "step"}, status("timing-1", "ok")]
+    failed = [{"record": "stop", "job": "timing-1", "scope": "loss"}, status("timing-1", "error")]
     died = [{"record": "stop", "job": "timing-1", "scope": "loss"}]
     other = [{"record": "stop", "job": "trace", "scope": "loss"}]
-    latest = store.latest_jobs(store.read(write_records(tmp_path, [RUN, *first, *again, *died, *other])))
+    records = [RUN, *first, *again, *failed, *died, *other]
+    latest = store.latest_jobs(store.read(write_records(tmp_path, records)))
     lines_of = {job: [schema.as_written(line) for line in lines] for job, lines in latest.items()}
     assert lines_of == {"timing-1": again, "trace": other}
 
