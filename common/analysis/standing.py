@@ -228,9 +228,8 @@ def _span(low: float, high: float) -> str:
     )
 
 
-def percent(fraction: float, digits: int = 3) -> str:
-    value = 100 * fraction
-    return f"{value:.0f}%" if abs(value) >= 10**digits else f"{value:.{digits}g}%"
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.3g}%"
 
 
 def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Standing:

@@ -464,11 +464,7 @@ def _fused_gradients(call: Call) -> Count:
     wants_encoder, wants_decoder, wants_weight, wants_bias = call["wanted"]
     wants_outputs = wants_encoder or wants_decoder
     of_cell = sum([len(call["kept"]) == 0, wants_weight, wants_outputs])
-    others = 2 * H + 4 * V
-    if wants_bias:
-        others += V
-    if wants_outputs:
-        others += 4 * H
+    others = 2 * H + 4 * V + wants_bias * V + wants_outputs * 4 * H
     return products(of_cell * H * V * cells, others * cells)
 
 
