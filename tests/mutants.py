@@ -76,7 +76,7 @@ FAULTS = [
     Fault("records/store.py", "return 2 * loaded > ", "return loaded > "),
     Fault("records/store.py", 'if record.status == "ok" or before is None', "if True or before is None"),
     Fault("records/store.py", "if newer > schema.SCHEMA:", "if newer > schema.SCHEMA + 1:"),
-    Fault("records/store.py", "number: rounds.count(number) - 1", "number: rounds.count(number)"),
+    Fault("records/store.py", "number: times - 1", "number: times"),
     Fault("records/store.py", "stream.truncate(before)", "pass"),
     Fault("records/run.py", "if end is None:", "if True:"),
     Fault("records/run.py", 'self.failed or (end is not None and end.status != "ok")', "self.failed"),

@@ -104,6 +104,12 @@ def test_a_job_that_ran_again_counts_once(tmp_path):
     assert lines_of == {"timing-1": again, "trace": other}
 
 
+def test_rounds_that_were_measured_again_are_counted():
+    ends = [("ok", 1), ("error", 1), ("ok", 2), ("ok", 1), ("error", 2), ("ok", 1)]
+    lines = [schema.Status(status=end, pass_name="timing", round=number) for end, number in ends]
+    assert store.repeated(lines) == {1: 2}
+
+
 def test_the_schema_tells_every_kind_and_every_field():
     """The docs need it: each field has a type and words; every part that is named is there too."""
     rows = {each.name: each for each in runpy.run_path(str(ROOT / "docs" / "_records.py"))["describe"]()}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -219,17 +220,9 @@ def latest_jobs(records: Iterable[schema.Line]) -> dict[str, list[schema.JobLine
 def repeated(records: Iterable[schema.Line]) -> dict[int, int]:
     """Return how often each timing round that ended well was measured again; rounds without that
     are left out."""
-    ends = [
-        record
-        for record in records
-        if isinstance(record, schema.Status) and record.pass_name == "timing"
-    ]
-    rounds = [end.round for end in ends if end.status == "ok" and end.round is not None]
-    return {
-        number: rounds.count(number) - 1
-        for number in dict.fromkeys(rounds)
-        if rounds.count(number) > 1
-    }
+    ends = [record for record in records if isinstance(record, schema.Status)]
+    rounds = Counter(end.round for end in ends if (end.pass_name, end.status) == ("timing", "ok"))
+    return {number: times - 1 for number, times in rounds.items() if number and times > 1}
 
 
 def is_loaded(samples: Sequence[schema.Sample]) -> bool:
