@@ -40,14 +40,15 @@ def label(rows: Sequence[Row]) -> None:
     labels: list[str] = []
     for row, name in zip(rows, names):
         words = name if names.count(name) == 1 else f"{name} ({text.plain(row.folder.name)})"
-        words = words if len(words) <= LONGEST_LABEL else words[: LONGEST_LABEL - 1] + "\u2026"
+        if len(words) > LONGEST_LABEL:
+            words = words[: LONGEST_LABEL - 1] + "\u2026"
         same = labels.count(words)
         row.label = f"{words} {same + 1}" if same else words
         labels.append(row.label)
 
 
 #: Settings that part no groups.
-NOT_PARTING = [key for key, setting in settings.SETTINGS.items() if not setting.parts_tables]
+NOT_PARTING = {key for key, setting in settings.SETTINGS.items() if not setting.parts_tables}
 
 
 def groups(rows: Sequence[Row]) -> list[list[Row]]:
@@ -63,26 +64,21 @@ def groups(rows: Sequence[Row]) -> list[list[Row]]:
             group[0].configuration
         ):
             return False
-        different = set(differing(group[0].configuration, row.configuration)).difference(
-            NOT_PARTING
-        )
+        different = {*differing(group[0].configuration, row.configuration)} - NOT_PARTING
         return not different and not machines.apart(group[0], row)
 
     result = grouped(ordered, fits)
     for group in result:
         standing.rank_times(group)
         group.sort(key=rank)
-    position = {id(row): number for number, row in enumerate(rows)}
     return sorted(
-        result,
-        key=lambda group: (not group[0].configuration, min(position[id(row)] for row in group)),
+        result, key=lambda group: (not group[0].configuration, min(map(rows.index, group)))
     )
 
 
 def kind_rank(row: Row) -> tuple[int, str]:
-    return implementations.KINDS.index(
-        row.kind
-    ) if row.kind in implementations.KINDS else 0, row.under
+    kinds = implementations.KINDS
+    return kinds.index(row.kind) if row.kind in kinds else 0, row.under
 
 
 #: Above the rows of each kind.
