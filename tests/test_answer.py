@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 from rnnt_bench import api
-from rnnt_bench.analysis import logs, metrics, ratios, standing, verdict
+from rnnt_bench.analysis import doubts, logs, metrics, ratios, standing, verdict
 from rnnt_bench.analysis.groups import collect, groups
 from rnnt_bench.analysis.row import Row
 from rnnt_bench.analysis.times import Times
@@ -19,8 +19,10 @@ from rnnt_bench.show import cards, tables
 
 from commands import ROOT, has_words, run
 from fixtures_runs import (
+    MIB,
     change,
     correctness,
+    memory,
     one_row,
     read_rows,
     records_of,
@@ -128,7 +130,7 @@ def test_the_verdict_is_of_the_rows(log):
     quick, _, small, approximate = verdict.picks(group)
     assert (quick.row.name, quick.next.name) == ("optimized_transducer", "fast_rnnt")
     assert quick.sure and quick.factor == pytest.approx(2, rel=0.01)
-    assert small.row.name == "torchaudio" and small.factor == pytest.approx(50 / 40)
+    assert small.row.name == "torchaudio" and small.sure and small.factor == pytest.approx(50 / 40)
     assert small.next is quick.row and small.next_time == pytest.approx(1 / 3, rel=0.01)
     assert approximate.row.name == "fast_rnnt-pruned"
     assert (approximate.over.ratio, approximate.memory) == pytest.approx((0.1, 0.1), rel=0.01)
@@ -379,12 +381,19 @@ def judged(of, paired=True, busy=(0.0, 0.0), tolerance=0.02, **fields):
     return standing.Standing(Row("a"), Row("b"), "step", **evidence, **fields)
 
 
+@pytest.mark.parametrize("count, left", [(4, 3), (3, 3)])
+def test_a_round_beside_other_load_is_left_out_where_three_are_left(count, left):
+    rounds = {number: {"0": 1.0} for number in range(count)}
+    (kept,), is_loaded = ratios.without_load([rounds], {0})
+    assert len(kept) == left and (0 in kept) is is_loaded is (count == 3)
+
+
 def test_who_may_be_as_fast_as_the_fastest():
     def is_rival(*numbers):
         return judged(ratio(*numbers)).may_be_as_fast
 
     assert is_rival(1.2, None, None) and is_rival(4.0, 0.9, 20.0)
-    assert not is_rival(47.0, None, None) and not is_rival(1.2, 1.1, 1.3)
+    assert not is_rival(3.5, None, None) and not is_rival(1.2, 1.1, 1.3)
     assert judged(ratio(4.0, 3.9, 4.1), beside_load=True).may_be_as_fast
     assert not judged(ratio(11.0, 10.9, 11.1), beside_load=True).may_be_as_fast
 
@@ -452,11 +461,13 @@ def test_an_interrupted_row_is_compared_by_the_rounds_that_it_ended(tmp_path):
 
 
 def test_a_drift_along_the_rounds_is_told_and_noise_is_not(tmp_path):
-    """By hand: 10% from the first round to the last on a line; and rounds that go up and down."""
+    """By hand: 10% from the first round to the last on a line; and rounds that go up and down, a slope of 0.00817 of
+    the logarithms with an error of 0.01334, times 2.776 (Student's t of 4)."""
     steady = ratios.drift([math.exp(0.02 * at) for at in range(6)])
     assert (steady.factor, steady.low, steady.high) == pytest.approx((math.exp(0.1),) * 3)
     noisy = ratios.drift([1.0, 1.1, 1.0, 1.1, 1.0, 1.1])
-    assert noisy.low < 1 < noisy.high and ratios.drift([1, 2, 3]) is None
+    ends = [math.exp(5 * (0.00817 + sign * 2.776 * 0.01334)) for sign in (-1, 1)]
+    assert [noisy.low, noisy.high] == pytest.approx(ends, rel=1e-3) and ratios.drift([1, 2, 3]) is None
     write_pair(tmp_path / "steady", [2, 2.1, 2.0, 2.1, 2.0])
     write_pair(tmp_path / "drifting", [2, 2.4, 2.8, 3.4, 4.0])
     for folder, told in (("steady", False), ("drifting", True)):
@@ -466,6 +477,21 @@ def test_a_drift_along_the_rounds_is_told_and_noise_is_not(tmp_path):
 
 
 # What is measured beyond the time.
+
+
+@pytest.mark.parametrize("kept_mb, noted", [((None, None), 0), ((0.01, 3), 0), ((0.5, 3), 1)])
+def test_a_leak_of_each_round_is_noted(kept_mb, noted, tmp_path):
+    rounds = []
+    for number, mb in enumerate(kept_mb, start=1):
+        lines = timing(f"timing-{number}", [10, 20], [1, 2])
+        kept = None if mb is None else int(mb * MIB)
+        rounds.append(
+            [*lines[:-1], {"record": "stop", "job": f"timing-{number}", "scope": "step", "leaked_bytes": kept}]
+        )
+        rounds[-1].append(lines[-1])
+    write_run(tmp_path / "run", jobs=[correctness(), *rounds, memory(8, 32), [status("trace")]])
+    (row,) = logs.rows([tmp_path])
+    assert sum("keeps 0.5000 MB more" in doubt.words for doubt in doubts.doubts(row)) == noted
 
 
 def test_a_change_since_the_earlier_run_is_told_under_the_verdict(tmp_path):

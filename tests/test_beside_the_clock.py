@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rnnt_bench.analysis import doubts, logs
 from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.implementations import find
 from rnnt_bench.instruments import device
@@ -26,7 +25,7 @@ from rnnt_bench.records.schema import Stop
 from rnnt_bench.system.memory import children_bytes
 
 from commands import ROOT
-from fixtures_runs import MIB, correctness, memory, status, timing, write_run
+from fixtures_runs import MIB
 from test_contract import adapter_of, context_of
 
 CPU = torch.device("cpu")
@@ -148,19 +147,6 @@ def test_weights_that_the_timed_process_rounds_are_found(which, monkeypatch):
     monkeypatch.setattr(layouts.Layout, "step", step_of)
     with pytest.raises(WrongResult, match=r"it overwrites output\.(weight|bias)"):
         list(timing_pass.run(context))
-
-
-@pytest.mark.parametrize("kept_mb, noted", [((None, None), 0), ((0.01, 3), 0), ((0.5, 3), 1)])
-def test_a_leak_of_each_round_is_noted(kept_mb, noted, tmp_path):
-    rounds = []
-    for number, mb in enumerate(kept_mb, start=1):
-        lines = timing(f"timing-{number}", [10, 20], [1, 2])
-        kept = None if mb is None else int(mb * MIB)
-        rounds.append([*lines[:-1], {"record": "stop", "job": f"timing-{number}", "scope": "step", "leaked_bytes": kept}])
-        rounds[-1].append(lines[-1])
-    write_run(tmp_path / "run", jobs=[correctness(), *rounds, memory(8, 32), [status("trace")]])
-    (row,) = logs.rows([tmp_path])
-    assert sum("keeps 0.5000 MB more" in doubt.words for doubt in doubts.doubts(row)) == noted
 
 
 @pytest.mark.parametrize("leaks, share", [(range(0), 0), (range(9, 10), 0), (range(1000), 1)])
