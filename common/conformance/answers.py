@@ -32,19 +32,12 @@ from rnnt_bench.system.memory import is_out_of_memory
 
 
 class Refused(Exception):
-    """Tells that the loss raised an error and gave no answer; `stage` is "" or "in backward"."""
-
-    def __init__(self, error: BaseException, stage: str = ""):
-        self.reason = message(error)
-        super().__init__(f"{stage}: {self.reason}" if stage else self.reason)
+    """Tells that the loss raised an error and gave no answer; its message, and whether it came in
+    backward."""
 
 
 class NotAsked(Exception):
     """Tells that the case does not apply to this adapter here; the message says why."""
-
-
-class ContextLost(Exception):
-    """Tells that an error of the loss left the CUDA context unusable; its message."""
 
 
 def context_lost(device: torch.device) -> bool:
@@ -73,24 +66,22 @@ def attempt(run: Run, steps: list[LossStep], factors: Factors) -> list[torch.Ten
     """Return the losses that `run` returns, after waiting for the device, so that late errors of
     CUDA count.
 
-    Raises NotAsked if memory runs out, ContextLost if an error left the device unusable, else
-    Refused."""
+    Raises NotAsked if memory runs out, and Refused for an error of the loss that leaves the device
+    usable."""
     device = steps[0].batch.targets.device
     try:
         losses = run(steps, factors)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return losses
-    except NotOfEach:
-        raise
     except Exception as error:
+        if isinstance(error, NotOfEach) or context_lost(device):
+            raise
         if is_out_of_memory(error):
             raise NotAsked(f"not enough memory: {message(error)}") from error
-        if context_lost(device):
-            raise ContextLost(message(error)) from error
-        raise Refused(
-            error, "in backward" if all(step.answer is not None for step in steps) else ""
-        ) from error
+        if all(step.answer is not None for step in steps):
+            raise Refused(f"in backward: {message(error)}") from error
+        raise Refused(message(error)) from error
 
 
 @dataclass
@@ -180,8 +171,7 @@ class Examination:
             return _without_path(answer)
         leaves = answer.errors.leaves.values()
         if has_gradient and any(leaf.missing for leaf in leaves):
-            error = RuntimeError("backward left the logits without a gradient")
-            raise Refused(error, "in backward")
+            raise Refused("in backward: it left the logits without a gradient")
         verdict = questions.verdict(self.adapter, self.device, self.question, answer, run=run)
         wrong = [line for line in verdict.wrong if has_gradient or not line.leaf]
         message = ""

@@ -176,7 +176,8 @@ def second_backward(exam: Examination) -> Outcome:
     except Refused as refusal:
         if not seconds:
             raise
-        return Outcome(REFUSES, f"in the second backward: {refusal.reason}")
+        reason = str(refusal).removeprefix("in backward: ")
+        return Outcome(REFUSES, f"in the second backward: {reason}")
     if outcome.result == PASS:
         return outcome
     return changed(outcome, message=f"in the second backward: {outcome.message}")

@@ -55,11 +55,8 @@ def judge(case: Question, adapter: Any, device: Any) -> Outcome:
     except (answers.NotAsked, errors.NotRunnable) as reason:
         return Outcome(NOT_ASKED, str(reason))
     except Exception as error:
-        lost = isinstance(error, answers.ContextLost)
-        if lost or answers.context_lost(device):
-            return Outcome(
-                CRASHES, f"the CUDA context is lost: {error if lost else answers.message(error)}"
-            )
+        if answers.context_lost(device):
+            return Outcome(CRASHES, f"the CUDA context is lost: {answers.message(error)}")
         if layouts.of(adapter).approximate:
             raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
             if implementations.find(adapter.name).package in raised_in.parts:
