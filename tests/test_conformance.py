@@ -469,7 +469,7 @@ number = 3
 """
 
 
-@pytest.mark.parametrize("name, code", [("right", 0), ("off", 1), ("strange", 1), ("number", 1), ("gone", 1)])
+@pytest.mark.parametrize("name, code", [("right", 0), ("off", 1), ("strange", 1), ("number", 1), ("gone", 2)])
 def test_a_loss_of_one_s_own_that_is_wrong_or_cannot_be_called_fails_the_command(tmp_path, name, code):
     (tmp_path / "mine.py").write_text(OWN)
     flags = ("--only", "torchaudio", "--cases", "ragged,V-2,blank-target", "--in-place", "--log-dir", tmp_path / "log")
