@@ -13,7 +13,7 @@ import pytest
 from rnnt_bench.analysis import logs
 from rnnt_bench.core.errors import UserError, guarded
 from rnnt_bench.core.flag_types import bytes_of
-from rnnt_bench.jobs import job, session
+from rnnt_bench.jobs import job
 from rnnt_bench.system import memory
 from rnnt_bench.tools.kept import read
 from rnnt_bench.tools.largest import command, losses
@@ -286,22 +286,6 @@ def test_no_more_than_there_is_is_used_whatever_is_asked_for(capsys):
     assert "--memory-limit 900TiB" in words and "available" in words
     warning = capsys.readouterr().err
     assert warning.startswith("warning: --memory-limit 900TiB: the limit is ") and "GiB" in warning
-
-
-@pytest.mark.parametrize(
-    "returncode, last_line, status",
-    [
-        (-signal.SIGABRT, "terminate called after throwing an instance of 'std::bad_alloc'", "oom"),
-        (-signal.SIGABRT, "Assertion failed: T > 0", "error"),
-        (-signal.SIGSEGV, "bad_alloc", "error"),  # no allocator ends so
-        (-signal.SIGKILL, "", "error"),
-        (1, "MemoryError", "oom"),
-        (1, "libgomp: Thread creation failed: Resource temporarily unavailable", "oom"),
-        (1, "ValueError: no", "error"),
-    ],
-)
-def test_deaths_for_lack_of_memory(returncode, last_line, status):
-    assert session.how_it_died(returncode, False, [last_line])[0] == status
 
 
 def test_errors_for_lack_of_memory():

@@ -18,6 +18,7 @@ from rnnt_bench.core import settings
 from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, UserError
 from rnnt_bench.core.implementations import BY_NAME, IMPLEMENTATIONS, find
 from rnnt_bench.jobs import job as of_job
+from rnnt_bench.jobs import session
 from rnnt_bench.jobs.session import Executor
 from rnnt_bench.records import run, schema
 from rnnt_bench.setup import environments, interpreters
@@ -289,3 +290,20 @@ def test_a_full_disk_behind_stdout(flags, tmp_path):
     for done in others:
         assert_user_error(done, "No space left")
     assert rows_of(log)["torchaudio"]["loss_error"] < 1e-4
+
+
+@pytest.mark.parametrize(
+    "returncode, by_kernel, last_line, status",
+    [
+        (-signal.SIGKILL, True, "", "oom"),
+        (-signal.SIGKILL, False, "", "error"),
+        (-signal.SIGABRT, True, "Assertion failed: T > 0", "error"),  # the kernel killed another process
+        (-signal.SIGABRT, False, "terminate called after throwing an instance of 'std::bad_alloc'", "oom"),
+        (-signal.SIGSEGV, False, "bad_alloc", "error"),  # no allocator ends so
+        (1, False, "MemoryError", "oom"),
+        (1, False, "libgomp: Thread creation failed: Resource temporarily unavailable", "oom"),
+        (1, False, "ValueError: no", "error"),
+    ],
+)
+def test_deaths_for_lack_of_memory(returncode, by_kernel, last_line, status):
+    assert session.how_it_died(returncode, by_kernel, [last_line])[0] == status
