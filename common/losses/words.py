@@ -44,8 +44,9 @@ def of_errors(answer: Answer, wrong: Sequence[Judged], fitting: Mapping[str, flo
         n = int((answer.losses - answer.rights).abs().nan_to_num(nan=math.inf).argmax())
         loss = float(answer.losses[n])
         values = of_values(loss, float(answer.rights[n]), answer.shapes, fitting)
-        where = f"; {gradient_of(name)} furthest off at {leaf.furthest}" if leaf else ""
-        return f"{values}; {allowed}{where}"
+        if leaf is None or not leaf.furthest:
+            return f"{values}; {allowed}"
+        return f"{values}; {allowed}; {gradient_of(name)} furthest off at {leaf.furthest}"
     words = f"the loss is right, the {gradient_of(name)} is"
     if leaf.missing:
         return f"{words} missing"

@@ -37,7 +37,7 @@ from rnnt_bench.core.implementations import BY_NAME, Implementation
 from rnnt_bench.core.questions import Question
 from rnnt_bench.core.text import finite
 from rnnt_bench.data import batching
-from rnnt_bench.losses import layouts, oracle, questions, rounding, words
+from rnnt_bench.losses import inputs, layouts, oracle, questions, rounding, words
 from rnnt_bench.losses.adapter import Adapter, OfFunction
 from rnnt_bench.losses.judge import Answer, Judged, ask, failing, judge
 from rnnt_bench.losses.rounding import Allowed
@@ -170,14 +170,18 @@ def check_at_size(
             wrong.append(words.of_answer(answer, above))
     judged.sort(key=lambda line: finite(line.error))  # of two of a name the larger one is kept
     shapes = answers[0].shapes
-    posteriors = [adapter.lattice.posterior(derivatives) for _, derivatives in answers[0].lattices]
+    N, T, U = inputs.padded_sizes(shapes)
+    needed = [
+        oracle.needed_cells(adapter.lattice.posterior(derivatives), context.dtype)
+        for _, derivatives in answers[0].lattices
+    ]
     result = AtSize(
         batch=index,
-        N=len(shapes),
-        T_max=max(T for T, _ in shapes),
-        U_max=max(U for _, U in shapes),
+        N=N,
+        T_max=T,
+        U_max=U,
         useful_cells=sum(T * (U + 1) for T, U in shapes),
-        needed_cells=sum(oracle.needed_cells(of_cells, context.dtype) for of_cells in posteriors),
+        needed_cells=sum(needed),
         loss_error=max(finite(answer.loss_error) for answer in answers),
         loss_tolerance=max(limits.loss for limits in tolerances),
         grad_error=max(finite(answer.grad_error) for answer in answers),
