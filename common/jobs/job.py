@@ -238,10 +238,9 @@ def own_code() -> dict[str, str]:
     of the first OWN_FILES."""
     modules = [module for module in list(sys.modules.values()) if module]
     # past a __getattribute__ of a module's own, which may import or raise
-    names_of = [object.__getattribute__(module, "__dict__") for module in modules]
-    paths = [names["__file__"] for names in names_of if _is_own(names.get("__file__"))]
+    paths = [object.__getattribute__(module, "__dict__").get("__file__") for module in modules]
     digests = {}
-    for file in paths[:OWN_FILES]:
+    for file in list(filter(_is_own, paths))[:OWN_FILES]:
         with suppress(OSError):
             digests[file] = files.digest(Path(file))
     return digests

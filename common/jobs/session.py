@@ -113,11 +113,8 @@ class Executor:
                 self.shared = self.shared or tempfile.TemporaryDirectory(prefix="rnnt-bench-")
                 spec = replace(spec, shared=self.shared.name)
             # a server of processes serves the jobs of one round, or of one pass without rounds
-            generation: str | int = job.like.pass_name
-            imports: Sequence[str] = IMPORTS
-            if job.round is not None:
-                generation = job.round
-                imports = IMPORTS_OF_A_ROUND
+            generation = job.like.pass_name if job.round is None else job.round
+            imports = IMPORTS if job.round is None else IMPORTS_OF_A_ROUND
             variables = job.variables(settings)
             with Child.run(
                 python, WORKER, as_written(spec), ROOT, variables, generation, imports

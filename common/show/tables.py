@@ -135,14 +135,9 @@ def measured_again(rows: Rows) -> str:
 
 def _ratios(rows: Rows) -> Lines:
     steps = [row.against_fastest for row in rows]
-    losses = [
-        row.loss_against_fastest
-        for row in rows
-        if row.loss_against_fastest is not row.against_fastest
-    ]
-    lines = [
-        verdict.over_fastest(ratio) for ratio in [*steps, *losses] if ratio and not ratio.is_fastest
-    ]
+    losses = [row.loss_against_fastest for row in rows]  # the same object for a row without a step
+    ranked = dict.fromkeys([*steps, *losses])
+    lines = [verdict.over_fastest(ratio) for ratio in ranked if ratio and not ratio.is_fastest]
     return [*lines, *drifts(rows)]
 
 
