@@ -228,7 +228,7 @@ def _run(*arguments: str, allowed: Sequence[int] = (0,)) -> str:
     done = command(*arguments)
     for line in done.stderr.splitlines():
         if line.startswith("warning: "):
-            warnings.warn(line[len("warning: ") :], stacklevel=3)
+            warnings.warn(line.removeprefix("warning: "), stacklevel=3)
     if done.returncode not in allowed or "Traceback (most recent call last)" in done.stderr:
         raise ValueError(last_line(done))
     return done.stdout

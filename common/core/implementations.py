@@ -428,7 +428,7 @@ def _row(path: Path, attributes: Attributes) -> Implementation:
         raise UserError(f"{path}: variants = {variants!r}: give {{name: {{attribute: value}}}}")
     name = attributes.name
     if not name or any(row.template and row.name == name for row in IMPLEMENTATIONS):
-        name = path.stem[len("benchmark_") :] if path.stem.startswith("benchmark_") else path.stem
+        name = path.stem.removeprefix("benchmark_")
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
         raise UserError(
             f"{path}: its name is {name!r}; give it one of letters, digits, '_', '.' and '-'"
