@@ -60,7 +60,7 @@ def _card(question: str, pick: verdict.Pick, lines: Sequence[parts.Line]) -> par
     if pick.withheld:
         return parts.Card(question, "withheld", False, lines=[_line("Speed", [pick.withheld])])
     answer = verdict.either([row.marked for row in [pick.row, *pick.rivals]])
-    code = snippets.SNIPPETS.get(pick.row.name.partition("@")[0], "")
+    code = snippets.SNIPPETS.get(pick.row.loss, "")
     implementation = implementations.BY_NAME.get(pick.row.loss)
     if implementation and implementation.package == "fused_transducer":
         lines = [*lines, ("Origin", [f"{pick.row.loss} is this repository's own."])]
