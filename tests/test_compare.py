@@ -378,6 +378,13 @@ def test_load_beside_two_separate_runs_leaves_it_unclear(tmp_path):
     assert_user_error(run("rnnt-bench", "compare", *sides, "--strict"), "--strict", "--fail-on-slower")
 
 
+def test_what_did_not_grow_is_not_decided_either_by_too_few_rounds(tmp_path):
+    for side in "ab":
+        timed(tmp_path / side, "torchaudio", [10, 10.1])
+    strict = [tmp_path / "a", tmp_path / "b", "--fail-on-slower", "50%", "--strict"]
+    assert has_words(compare(*strict, code=3).stderr, "not decided", "2 rounds", "--rounds 10")
+
+
 def test_a_run_whose_budget_ended_earlier_is_compared_over_the_rounds_that_both_have(tmp_path):
     """Each round draws a batch of its own."""
     of_round = [{**BATCH, "index": 100 + number} for number in range(5)]
