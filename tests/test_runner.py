@@ -248,6 +248,15 @@ def flags(tmp_path, tiny_shapes):
     return [*flags_of_run, tiny_shapes, "--log-dir", tmp_path / "log"]
 
 
+def test_a_job_that_takes_longer_than_its_time_is_ended(flags, tmp_path):
+    """It takes more than four seconds, and less than ten times its one second."""
+    (tmp_path / "sleeps.py").write_text("import time\n\ntime.sleep(4)\n\n\ndef loss(*inputs):\n    raise ValueError\n")
+    words = ["--loss", f"{tmp_path}/sleeps.py:loss", "--skip", "all", "--passes", "correctness", "--timeout", "1"]
+    done = run_command("rnnt-bench", "run", *words, *flags)
+    (row,) = rows_of(tmp_path / "log").values()
+    assert (done.returncode, row["status"]) == (EXIT_FAILED, "timeout") and "1 s (--timeout)" in row["reason"]
+
+
 def test_a_run_from_start_to_end(flags, tmp_path):
     log = tmp_path / "log"
     flags_of_run = ["--rounds", "2", "--limits", "true"]
