@@ -37,8 +37,8 @@ FORWARD, BACKWARD = "forward", "backward"
 #: Where no module is at work.
 OUTSIDE = "(outside)"
 
-# From 2.1 on torch tells which backward runs, and which node of it; before, a backward counts as
-# forward.
+# The id of the backward that runs in this thread, _NO_TASK in forward. Before torch 2.1 none tells,
+# and a backward counts as forward.
 _NO_TASK = -1
 _task = getattr(torch._C, "_current_graph_task_id", lambda: _NO_TASK)
 _ACCUMULATES = 1 << 63  # such nodes have the largest sequence number there is
@@ -58,11 +58,12 @@ class Modules:
         self.calls: Counter[str] = Counter()
         #: The id of a module, or of a parameter -> the path of the module.
         self._paths: dict[int, str] = {}
-        #: The modules at work, and the backward in which each was called, or _NO_TASK.
+        #: The modules at work, the innermost last: path, and the `_task` that called the module.
         self._stack: list[tuple[str, int]] = []
-        #: Sequence numbers of autograd's nodes, and the module whose forward makes the nodes from
-        #: each on.
-        self._numbers: list[int] = []
+        #: Autograd numbers the nodes of its graph in the order in which forward makes them.
+        #: _starts[i]: number of the first node that is made by the module whose path is _owners[i];
+        #: it makes all nodes below _starts[i + 1].
+        self._starts: list[int] = []
         self._owners: list[str] = []
         for path, module in roots.items():
             self._add(path, module)
@@ -98,7 +99,8 @@ class Modules:
         """Return (path, phase) of the operator that is called now."""
         task = _task()
         phase = FORWARD if task == _NO_TASK else BACKWARD
-        # The stack holds too for a forward that a backward computes again.
+        # In a backward too the stack tells of a module that this backward called, as checkpointing
+        # does, which computes its forward again.
         if self._stack and self._stack[-1][1] == task:
             return self._stack[-1][0], phase
         if phase == FORWARD:
@@ -112,7 +114,7 @@ class Modules:
         number = node._sequence_nr()
         if number >= _ACCUMULATES:
             return self._paths.get(id(getattr(node, "variable", None)), OUTSIDE)
-        index = bisect_right(self._numbers, number) - 1
+        index = bisect_right(self._starts, number) - 1
         return self._owners[index] if index >= 0 else OUTSIDE
 
     def rows(self) -> list[dict[str, Any]]:
@@ -166,10 +168,9 @@ class Modules:
                     self._paths.setdefault(id(parameter), path)
 
     def _note(self) -> None:
-        """Note that the module on top of the stack is at work from the next node of this thread
-        on."""
+        """Note that the innermost module makes the nodes of this thread from the next one on."""
         if threading.get_ident() == self._thread:
-            self._numbers.append(getattr(torch.autograd, "_get_sequence_nr", lambda: 0)())
+            self._starts.append(getattr(torch.autograd, "_get_sequence_nr", lambda: 0)())
             self._owners.append(self._stack[-1][0] if self._stack else OUTSIDE)
 
 
@@ -221,7 +222,9 @@ class FlopCounter:
 
     def __exit__(self, *error: Any) -> None:
         self._inside.close()
-        for path, module in self.modules.modules.items() if not any(error) else ():
+        if any(error):
+            return
+        for path, module in self.modules.modules.items():
             if self._is_unseen(path, module):
                 name = type(module).__name__
                 self._missing(name, path, "its operators were not seen, or not its products")

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from rnnt_bench.cli import benchmark
 from rnnt_bench.cli import shapes as shape_files
 from rnnt_bench.cli.parser import add_choice, add_setting, chosen, read_settings, standard
@@ -56,17 +58,19 @@ WITHOUT_MODEL = ("only", "loss", "topology", "skip", "largest_cap", "in_place") 
 )
 #: Ends of the names of lhotse's manifests.
 MANIFESTS = (".json", ".jsonl", ".gz")
-#: Ends of the names of files of the sizes of a model, and flags that this has no use for.
+#: Ends of the names of files with the sizes of the Conformer transducer (see `has_sizes`), and flags
+#: that only apply to other models.
 SIZES = (".yaml", ".yml", ".json")
 OF_FACTORY = ("args", "features", "vocab_size")
-#: That model.
+#: The import path of the Conformer transducer.
 TRAINED = "rnnt_bench.tools.transducer:Trained"
-#: Formats of lines to paste.
+#: Formats of lines to paste into a configuration of lhotse or NeMo.
 PASTED = ("lhotse", "nemo")
 #: Share of a CPU's available memory that is the limit by default. The loaded process and others
 #: need the rest.
 SHARE_OF_AVAILABLE = 0.9
-#: Of a process that tries a size: each further arena of glibc would reserve 64 MB of address space.
+#: Environment variables of a process that tries a size. Each further arena of glibc would reserve
+#: 64 MB of address space.
 VARIABLES = {**settings.MEMORY_VARIABLES, "MALLOC_ARENA_MAX": "1"}
 
 
@@ -222,10 +226,10 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     if tuple(arguments.only) == standard():
         names = benchmark.default_rows(names, device, False, arguments.topology)
     kinds = {name: find(name).kind for name in names}
-    given = read_settings(arguments)
-    settings.check_kinds([key for key, value in given.items() if value is not None], kinds.values())
+    flags = read_settings(arguments)
+    settings.check_kinds([key for key, value in flags.items() if value is not None], kinds.values())
     usual = {"scopes": arguments.scopes or ("step",), "batches": "first", "num_batches": 1}
-    resolved = settings.resolve({**given, **usual}, device)
+    resolved = settings.resolve({**flags, **usual}, device)
     low, most, start, unit = _sizes(resolved)
     cap = min(most, arguments.largest_cap or most)
     if cap < low:
@@ -244,7 +248,8 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     )
     sized = "max_frames" if resolved.sort_utterance else "batch_size"
 
-    def coming(run: kept.Kept, limit_bytes: int | None) -> list[job.Task]:
+    def next_tasks(run: kept.Kept, limit_bytes: int | None) -> list[job.Task]:
+        """Return a task for each loss whose search goes on, at the size that it tries next."""
         tasks = []
         for end in losses.coming(config, run):
             row = find(end.name)
@@ -262,7 +267,7 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
             tasks.append(job.Task(called, TOOL, as_written(request), changes, python, VARIABLES))
         return tasks
 
-    return _search(sized.replace("_", "-"), config, resolved, arguments, executor, coming)
+    return _search(sized.replace("_", "-"), config, resolved, arguments, executor, next_tasks)
 
 
 def _search(
@@ -271,14 +276,15 @@ def _search(
     resolved: settings.Settings,
     arguments: argparse.Namespace,
     executor: session.Executor | None,
-    coming: Callable[[kept.Kept, int | None], list[job.Task]],
+    next_tasks: Callable[[kept.Kept, int | None], list[job.Task]],
 ) -> int:
-    """Carry out the jobs of a search; return the exit code.  coming: returns those that are next,
-    of a run and a limit in bytes."""
-    config.limit, size = memory_limit(arguments.memory_limit, resolved.device)
+    """Carry out the jobs of a search; return the exit code.  next_tasks: returns what to try next,
+    from what a run has tried so far and the limit in bytes."""
+    config.limit, limit_now = memory_limit(arguments.memory_limit, resolved.device)
 
     def follow(run: kept.Kept) -> list[job.Task]:
-        return coming(run, first_limit(run) or size)  # that of the first step, where a run goes on
+        # A run that goes on keeps the limit that it began with.
+        return next_tasks(run, first_limit(run) or limit_now)
 
     return commands.measured(
         TOOL,
@@ -303,28 +309,31 @@ def _of_model(arguments: argparse.Namespace, executor: session.Executor | None) 
     resolved = settings.resolve(read_settings(arguments), device)
     utterances, seconds = _utterances(arguments.shape_file, is_manifest, arguments.bpe_model)
     steps = _steps(arguments, resolved.vocab_size, device)
-    words = [arguments.optimizer]
-    words += [f"amp {arguments.amp}"] if arguments.amp else []
-    words += ["gradient checkpointing"] if arguments.gradient_checkpointing else []
-    words += [f"{key} {value}" for key, value in steps.arguments.items() if value != ""]
+    details = [arguments.optimizer]
+    if arguments.amp:
+        details.append(f"amp {arguments.amp}")
+    if arguments.gradient_checkpointing:
+        details.append("gradient checkpointing")
+    details += [f"{key} {value}" for key, value in steps.arguments.items() if value != ""]
     config = buckets.Training(
         model=arguments.model,
         losses=list(arguments.losses),
         buckets=buckets.of_utterances(utterances, *arguments.buckets),
         seconds=seconds,
         margin=arguments.margin,
-        words=[", ".join(words)],
+        words=[", ".join(details)],  # a line below the table
     )
 
-    def coming(run: kept.Kept, limit_bytes: int | None) -> list[job.Task]:
-        steps.limit_bytes = limit_bytes
+    def next_tasks(run: kept.Kept, limit_bytes: int | None) -> list[job.Task]:
+        """Return a task for each step that `buckets.coming` asks for."""
+        within_limit = structs.replace(steps, limit_bytes=limit_bytes)
         return [
             job.Task(name, TOOL, as_written(request), environment=VARIABLES)
-            for name, request in buckets.coming(config, run, steps)
+            for name, request in buckets.coming(config, run, within_limit)
         ]
 
     called = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(arguments.model).name)
-    return _search(called, config, resolved, arguments, executor, coming)
+    return _search(called, config, resolved, arguments, executor, next_tasks)
 
 
 def _utterances(path: Path, is_manifest: bool, bpe_model: Path | None) -> tuple[Any, float]:
