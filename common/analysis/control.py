@@ -48,10 +48,12 @@ def _versions(row: Row) -> tuple[object, ...]:
 def standings(
     pairs: Sequence[tuple[Row, Row]], scope: str, margins: Margins = USUAL
 ) -> list[Standing]:
-    """Return how the new row of each pair (baseline, new) stands against its baseline, those of two
-    separate runs over the unchanged rows of the same two runs."""
+    """Return how the new row of each pair (baseline, new) stands against its baseline.
+
+    Where the two come from separate runs, `control` holds by how much the other rows moved between
+    these two runs whose code did not change; the standing is judged over that."""
     result = [stand(new, baseline, scope, margins) for baseline, new in pairs]
-    unchanged = by_runs(result)
+    unchanged = unchanged_by_runs(result)
     for number, standing in enumerate(result):
         if not standing.paired:
             others = [
@@ -61,8 +63,9 @@ def standings(
     return result
 
 
-def by_runs(compared: Sequence[Standing]) -> dict[tuple[str, ...], list[Standing]]:
-    """Return the standings of unchanged rows, those of the same two separate runs together."""
+def unchanged_by_runs(compared: Sequence[Standing]) -> dict[tuple[str, ...], list[Standing]]:
+    """Return the standings of unchanged rows of separate runs by their two runs (see `_runs`),
+    without those measured beside other load."""
     usable = [
         standing
         for standing in compared
@@ -73,6 +76,7 @@ def by_runs(compared: Sequence[Standing]) -> dict[tuple[str, ...], list[Standing
 
 
 def moved(unchanged: Sequence[Standing]) -> ratios.Control | None:
+    """Return by how much unchanged rows moved together; None if they are too few to tell."""
     return ratios.control([standing.ratio for standing in unchanged if standing.ratio])
 
 

@@ -492,8 +492,8 @@ def columns(table: str, rows: Sequence[Row]) -> list[Metric]:
 
 
 def differing(rows: Sequence[Row]) -> list[str]:
-    """Return the settings, beside those of CSV, of which two rows are known to have different
-    values."""
+    """Return the names of the settings whose values differ between rows, except for those that are
+    columns of CSV anyway. Rows that have no value for a setting are left out."""
     items = (item for row in rows for item in row.configuration.items())
     by_key = text.gathered((key, value) for key, value in items if value is not None)
     differ = [key for key, column in by_key.items() if any(value != column[0] for value in column)]

@@ -89,10 +89,11 @@ def rates(
     if not timed:
         return None, None
     seconds = sum(medians[str(batch.index)] for batch in timed)
+    utterances_per_second = sum(batch.N for batch in timed) / seconds
     frames = [batch.frames for batch in timed if batch.frames is not None]
-    return sum(batch.N for batch in timed) / seconds, sum(frames) / seconds if len(frames) == len(
-        timed
-    ) else None
+    if len(frames) < len(timed):
+        return utterances_per_second, None
+    return utterances_per_second, sum(frames) / seconds
 
 
 def others_cpu(samples: Sequence[schema.Sample]) -> float | None:
@@ -117,8 +118,8 @@ class DeviceRates(NamedTuple):
             it, since their pages differ
         memory_low, memory_high: range over the processes
         torch, loop: operations per second of matrix products by torch.mm and by the suite's own
-            loop, the best of all processes; under a preloaded library torch's rate is another one,
-            and the others are not
+            loop, the best of all processes; the library that makes MKL take its path for Intel's
+            processors changes torch's rate alone
     """
 
     memory: float | None = None
@@ -129,46 +130,50 @@ class DeviceRates(NamedTuple):
 
     @property
     def products(self) -> float | None:
-        """Return the larger rate of products."""
+        """Return the larger rate of matrix products."""
         return max(filter(None, (self.torch, self.loop)), default=None)
 
 
 def device_rates(limits: Sequence[schema.Limits], mkl_as_intel: bool | None = None) -> DeviceRates:
-    """Return the rates of a run. mkl_as_intel: as in the environment whose torch is meant; None:
-    not known."""
+    """Return the rates of a run. mkl_as_intel: torch's rate is that of processes in which MKL took
+    its path for Intel's processors (True) or its own (False); None: of all processes."""
     moved = [_bytes_per_second(line.streams) for line in limits if line.streams]
     best: dict[str, float] = {}
     for line in limits:
-        is_other = (
+        is_other_path = (
             None not in (mkl_as_intel, line.mkl_as_intel) and line.mkl_as_intel != mkl_as_intel
         )
         for product in line.products:
-            if product.by != "torch" or not is_other:
-                best[product.by] = max(
-                    best.get(product.by, 0.0), 2e9 * product.n**3 / min(product.ns)
-                )
+            if product.by == "torch" and is_other_path:
+                continue
+            rate = 2e9 * product.n**3 / min(product.ns)
+            best[product.by] = max(best.get(product.by, 0.0), rate)
     result = DeviceRates(torch=best.get("torch"), loop=best.get("loop"))
     if not moved:
         return result
     return result._replace(memory=median(moved), memory_low=min(moved), memory_high=max(moved))
 
 
-#: torch's products are slow below this share of the processor's rate, if a preloaded library makes
-#: them so many times as fast.
+#: torch's matrix products are slow if their rate is below SLOW of the processor's, and MKL's path for
+#: Intel's processors makes them FASTER times as fast.
 SLOW, FASTER = 0.8, 1.2
 
 
 def slow_products(limits: Sequence[schema.Limits]) -> float | None:
-    """Return torch's rate of products over the processor's where it is slow, and MKL's other path
-    makes it faster; None elsewhere, and where that is not known. Records of products alone tell,
-    which are of one thread: beside other load two threads wait for each other."""
-    probe = [line for line in limits if not line.streams]
-    here = device_rates(probe, mkl_as_intel=False)
-    preloaded = device_rates(probe, mkl_as_intel=True)
-    if not (here.torch and here.loop and preloaded.torch):
+    """Return the share of the processor's rate at which torch multiplies matrices, where that is slow
+    (see SLOW) because of MKL; None where it is not slow, or not known.
+
+    The processor's rate is that of the suite's own loop. On processors that are not Intel's, MKL may
+    not use the widest vectors; a preloaded library makes it take its path for Intel's."""
+    # The records with streams are of all threads, which wait for each other beside other load: torch
+    # would look slow for that reason too.
+    one_thread = [line for line in limits if not line.streams]
+    usual = device_rates(one_thread, mkl_as_intel=False)
+    as_intel = device_rates(one_thread, mkl_as_intel=True)
+    if not (usual.torch and usual.loop and as_intel.torch):
         return None
-    is_slow = here.torch < SLOW * here.loop and preloaded.torch > FASTER * here.torch
-    return here.torch / here.loop if is_slow else None
+    is_slow = usual.torch < SLOW * usual.loop and as_intel.torch > FASTER * usual.torch
+    return usual.torch / usual.loop if is_slow else None
 
 
 def _bytes_per_second(streams: Sequence[schema.Stream]) -> float:
@@ -200,9 +205,9 @@ def least_work(
         visited = batch.pruned_cells or visited
     needed = min(share * batch.useful_cells, visited)
     if scope == "loss":
-        written = (
-            batch.pruned_cells if kind == "pruned" and batch.pruned_cells else batch.useful_cells
-        )
+        written = batch.useful_cells
+        if kind == "pruned" and batch.pruned_cells:
+            written = batch.pruned_cells
         return itemsize * V * (2 * needed + written), 0.0
     rows = (batch.frames or 0) + (batch.tokens or 0) + batch.N
     layers = 1

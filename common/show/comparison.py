@@ -249,7 +249,7 @@ def _controls(changes: Changes) -> list[str]:
     lines = []
     for scope in SCOPES:
         times = [change.time[scope] for change in changes if scope in change.time]
-        for unchanged in control.by_runs(times).values():
+        for unchanged in control.unchanged_by_runs(times).values():
             moved = control.moved(unchanged)
             lines += [f"control, {scope}: {_moved(moved, unchanged[0])}"] if moved else []
     return lines
