@@ -146,7 +146,7 @@ class Limit:
 
     If less than `wanted` is left, that is the limit, with a warning.  It is no error, since what a
     package, its context and its kernels leave is known only once they are loaded.  where: what has
-    no more, in words; available: what the machine has.
+    no more than `left`, in words; available: what is free now, which bounds `making`.
     """
 
     # the most that was in use in the last `within`; None if the system does not tell
@@ -195,10 +195,16 @@ class AddressSpace(Limit):
             if bound != resource.RLIM_INFINITY
         ]
         left = min([size, *(max(bound - base, 0) for bound in self.bounds)])
-        super().__init__(size, left, "this machine (ulimit -v)", available_memory() or size)
+        super().__init__(
+            wanted=size,
+            left=left,
+            where="this machine (ulimit -v)",
+            available=available_memory() or size,
+        )
 
     @contextmanager
     def within(self, size: int) -> Iterator[None]:
+        """Limit the address space of the process to that of the loaded one plus `size`."""
         before = resource.getrlimit(resource.RLIMIT_AS)
         give_back_free_memory()
         cleared = clear_peak()
@@ -213,21 +219,21 @@ class AddressSpace(Limit):
 
 class Device(Limit):
     """Limits a GPU's memory to `text` ("8GB", "50%"; None: all that is free); raises UserError if
-    it has less."""
+    the GPU has less in all. If less is free, see Limit."""
 
     def __init__(self, text: str | None, device: torch.device):
         self.device = device
-        available, total = self._given_back()
+        free, total = self._give_back_unused()
         self.allocated = torch.cuda.memory_allocated(device)
-        wanted = available if text is None else bytes_of(text, total)
+        wanted = free if text is None else bytes_of(text, total)
         if wanted > total:
             raise UserError(
                 f"--memory-limit {text}: {wanted} bytes, but {device} has only {total}; use a lower limit"
             )
-        super().__init__(wanted, available, str(device), available)
+        super().__init__(wanted=wanted, left=free, where=str(device), available=free)
 
-    def _given_back(self) -> tuple[int, int]:
-        """Return unused memory of torch to the device; return its free and all of its bytes."""
+    def _give_back_unused(self) -> tuple[int, int]:
+        """Give torch's unused memory back to the device; return (free, total) bytes of the device."""
         gc.collect()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
@@ -235,7 +241,8 @@ class Device(Limit):
 
     @contextmanager
     def within(self, size: int) -> Iterator[None]:
-        self._given_back()
+        """Hold all free memory of the device but `size` bytes in one block meanwhile."""
+        self._give_back_unused()
         block = torch.empty(self.available - size, dtype=torch.uint8, device=self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         try:

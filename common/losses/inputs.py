@@ -22,8 +22,8 @@ from rnnt_bench.core.settings import STAGES, Settings
 from rnnt_bench.data.shapes import ALIGNMENT, DECODER, ENCODER, TARGETS, WEIGHTS, symbols, uniform
 
 FOLDER = Path(__file__).with_name("weights")
-#: Logit penalty (nats) of a symbol unseen in training, relative to the trained symbol that it
-#: copies.
+#: By how many nats the logit of a symbol unseen in training is below that of the trained symbol that
+#: it copies.
 LESS_LIKELY = 10.0
 
 
@@ -69,8 +69,8 @@ class Speech:
             ("--vocab-size", symbols, self.vocab_size),
             ("--encoder-dim", dimensions, self.encoder_dim),
         )
-        for flag, least, given in sizes:
-            if given < least:
+        for flag, least, size in sizes:
+            if size < least:
                 raise UserError(
                     f"--logits {self.stage} is of a model with {least}: give {flag} {least} or more"
                 )
@@ -96,12 +96,10 @@ class Speech:
             shapes: (T, U) of each utterance.
             key: names the stream that draws where each passage begins.
         """
-        encoder_out, decoder_out, targets = (
-            np.empty_like(encoder_noise),
-            np.empty_like(decoder_noise),
-            targets.copy(),
-        )
-        # what each of the D is a copy of
+        encoder_out = np.empty_like(encoder_noise)
+        decoder_out = np.empty_like(decoder_noise)
+        targets = targets.copy()
+        # for each of the D dimensions, the model's dimension that it copies
         columns = np.arange(self.encoder_dim) % self.arrays["decoder"].shape[1]
         for n, ((T, U), start) in enumerate(zip(shapes, uniform(len(shapes), ALIGNMENT, *key))):
             frames, symbols = passage(self.arrays, T, U, float(start))
@@ -115,15 +113,21 @@ class Speech:
     def layer(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return weights (V, D) and bias (V,) of one of LAYERS.
 
-        Rows of symbols that the model was not trained on are copies; those of "lm" are as likely as
-        the others.
+        The rows of symbols that the model was not trained on are copies of trained ones, with a bias
+        that is LESS_LIKELY nats lower. Not in "lm": the simple loss adds it to "am", which has the
+        lower bias.
         """
         weight, bias = self.arrays[f"{name}.weight"], self.arrays[f"{name}.bias"]
-        further = np.arange(self.vocab_size - len(bias)) % (len(bias) - 1) + 1  # never the blank
+        # Columns are repeated up to D, each divided by the number of its copies: same logits.
         columns = np.arange(self.encoder_dim) % weight.shape[1]
-        weight = (weight / np.bincount(columns).astype(np.float32)[: weight.shape[1]])[:, columns]
-        less_likely = bias[further] - np.float32(LESS_LIKELY * (name != "lm"))
-        return np.concatenate([weight, weight[further]]), np.concatenate([bias, less_likely])
+        copies = np.bincount(columns).astype(np.float32)
+        weight = (weight / copies)[:, columns]
+        copied = np.arange(self.vocab_size - len(bias)) % (len(bias) - 1) + 1  # never the blank
+        penalty = np.float32(0.0 if name == "lm" else LESS_LIKELY)
+        return (
+            np.concatenate([weight, weight[copied]]),
+            np.concatenate([bias, bias[copied] - penalty]),
+        )
 
 
 def passage(
@@ -131,16 +135,14 @@ def passage(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the frames (T,) and the symbols (U,) of a passage; `start` in [0, 1) chooses its first
     utterance."""
-    total, symbols, utterances = (
-        len(arrays["encoder_out"]),
-        len(arrays["targets"]),
-        len(arrays["T_lengths"]),
-    )
-    first = int(start * utterances)
-    begin, offset = int(arrays["T_lengths"][:first].sum()), int(arrays["U_lengths"][:first].sum())
+    total_frames = len(arrays["encoder_out"])
+    total_symbols = len(arrays["targets"])
+    first = int(start * len(arrays["T_lengths"]))
+    begin = int(arrays["T_lengths"][:first].sum())
+    offset = int(arrays["U_lengths"][:first].sum())
     places = np.arange(offset, offset + U + 1)  # and the next one, at which the passage ends
-    # from the end to the beginning again
-    emitted = arrays["frames"][places % symbols] + total * (places // symbols)
+    # After the last utterance the first one follows again, at frames that count on.
+    emitted = arrays["frames"][places % total_symbols] + total_frames * (places // total_symbols)
     end = max(int(emitted[-1]), int(emitted[:-1].max(initial=begin)) + 1)
     needed = np.unique(emitted[:-1])
     others = np.setdiff1d(np.arange(begin, end), needed)
@@ -150,7 +152,7 @@ def passage(
         frames = np.sort(
             np.concatenate([needed, _spread(others if len(others) else needed, T - len(needed))])
         )
-    return frames % total, arrays["targets"][places[:-1] % symbols]
+    return frames % total_frames, arrays["targets"][places[:-1] % total_symbols]
 
 
 def _spread(frames: np.ndarray, count: int) -> np.ndarray:
@@ -279,8 +281,10 @@ def layer(
     if source is None:
         weight, bias = drawn(D, V + further, (settings.seed, LAYERS.index(name)))
     else:
-        parts = source.layer(name), drawn(D, further, (settings.seed, 3))
-        weight, bias = (np.concatenate(both) for both in zip(*parts))
+        weight, bias = source.layer(name)
+        further_weight, further_bias = drawn(D, further, (settings.seed, 3))
+        weight = np.concatenate([weight, further_weight])
+        bias = np.concatenate([bias, further_bias])
     result = torch.nn.Linear(weight.shape[1], weight.shape[0], device=device, dtype=dtype)
     with torch.no_grad():
         result.weight.copy_(torch.from_numpy(weight))

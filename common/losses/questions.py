@@ -232,22 +232,26 @@ def made(
     the batches)."""
     dtype = getattr(torch, question.dtype or adapter.settings.dtype)
     N, T, U = inputs.padded_sizes(question.shapes)
-    sine, settings, layout = question.logits == "sine", adapter.settings, layouts.of(adapter)
+    is_sine = question.logits == "sine"
+    settings = adapter.settings
     settings = replace(
         settings,
         vocab_size=question.V,
         encoder_dim=question.D,
-        logits="random" if sine else question.logits,
+        logits="random" if is_sine else question.logits,
         durations=question.durations or settings.durations,
         sigma=settings.sigma if question.sigma is None else question.sigma,
     )
     wide = adapter.but(settings=settings, prune_range=U + question.slack[1] + 1)
     if question.blank is not None:
         wide.blank = question.blank
-    if sine:  # the output layer is square
-        D = 1 if "loss" in layout.scopes else wide.outputs(question.V)
+    if is_sine:
+        # In scope "loss" the sines are the logits, and D has no use. A loss that has the step alone
+        # gets a square output layer.
+        D = 1 if "loss" in layouts.of(adapter).scopes else wide.outputs(question.V)
         wide.settings = replace(settings, encoder_dim=D)
-    model, source = layouts.of(wide).model(device, dtype), inputs.source_of(wide.settings)
+    model = layouts.of(wide).model(device, dtype)
+    source = inputs.source_of(wide.settings)
     sizes: Any = {
         "vocab_size": question.V,
         "encoder_dim": wide.settings.encoder_dim,
@@ -257,7 +261,7 @@ def made(
     batches = []
     for number in range(1 + question.in_flight):
         shapes = question.shapes[::-1] if number else question.shapes
-        key = (5, N, T, U) if sine else (settings.seed, question.draw + 100 * number)
+        key = (5, N, T, U) if is_sine else (settings.seed, question.draw + 100 * number)
         batches.append(
             relabelled(question, inputs.make_batch(shapes, **sizes, key=key, source=source))
         )
@@ -282,10 +286,16 @@ def relabelled(question: Question, batch: Batch) -> Batch:
 def of_sines(
     adapter: Adapter, question: Question, model: Joiner, batch: Batch, scope: str
 ) -> LossStep:
-    """Return a step whose leaves, in turn, are sines: the same numbers on every machine."""
+    """Return a step whose leaves hold largest * sin(0.7 k), k = 0, 1, 2, ..., from the first leaf on
+    to the last: the same numbers on every machine.
+
+    The padding grows by the question's `slack`, its `minus_inf` has the logit or the bias -inf, and
+    what the loss is given as integers has the dtype `integers`. In scope "step" the leaves take the
+    place of the outputs of `batch`, and of the weight and bias of `model.output`."""
     N, T, U = inputs.padded_sizes(question.shapes)
     T, U = T + question.slack[0], U + question.slack[1]
-    layout, output = layouts.of(adapter), model.output
+    layout = layouts.of(adapter)
+    output = model.output
     sizes: list[tuple[int, ...]] = [(N, T, U + 1, adapter.outputs(question.V))]
     if scope == "step":
         D = output.weight.size(1)
@@ -295,18 +305,25 @@ def of_sines(
         0.7 * torch.arange(sum(counts), dtype=torch.float64)
     )
     leaves = [part.view(size).to(output.weight) for size, part in zip(sizes, numbers.split(counts))]
-    if question.minus_inf is not None:  # of logits, or of the bias
+    if question.minus_inf is not None:
+        # The last leaf is the logits, or the bias.
         leaves[-1][..., question.minus_inf] = -math.inf
     if scope == "step":
         batch.encoder_out, batch.decoder_out = (leaf.requires_grad_() for leaf in leaves[:2])
         output.weight.data, output.bias.data = leaves[2:]
     step = prepare(adapter, model, batch, scope, leaves[0] if scope == "loss" else None)
-    # of tensors that take a leaf's place
+    # It reads the leaves when it is called: a check of conformance may put other tensors there.
     step.forward = lambda: layout.of_leaves(step.leaves, batch, step.prepared)
-    for name, value in vars(step.prepared).items() if question.integers else ():
-        if isinstance(value, torch.Tensor) and not value.is_floating_point():
-            setattr(step.prepared, name, value.to(getattr(torch, question.integers)))
+    if question.integers:
+        cast_integers(step.prepared, getattr(torch, question.integers))
     return step
+
+
+def cast_integers(prepared: Any, dtype: torch.dtype) -> None:
+    """Give the tensors of integers among the attributes of `prepared` another dtype, in place."""
+    for name, value in vars(prepared).items():
+        if isinstance(value, torch.Tensor) and not value.is_floating_point():
+            setattr(prepared, name, value.to(dtype))
 
 
 def fill_padding(
@@ -317,8 +334,9 @@ def fill_padding(
         return
     with torch.no_grad():
         for name, regions in layouts.of(adapter).padding(batch.shapes).items():
-            for region in regions if name in leaves else ():
-                leaves[name][region] = question.garbage
+            if name in leaves:
+                for region in regions:
+                    leaves[name][region] = question.garbage
 
 
 def reached_by_padding(adapter: Adapter, device: torch.device) -> list[str]:

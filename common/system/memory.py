@@ -7,6 +7,7 @@ import ctypes
 import gc
 import re
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -17,8 +18,10 @@ def _cgroup_values(controller: str, *files: str) -> list[dict[str, list[str]]]:
     """Return {file: its words} of each cgroup around this process that has one, innermost first.
 
     controller: cpu, memory."""
+    if not CGROUP.exists():
+        return []
     groups = []
-    for line in CGROUP.read_text().splitlines() if CGROUP.exists() else []:
+    for line in CGROUP.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -40,7 +43,8 @@ def cgroup_cpus() -> float | None:
     none."""
     counts = []
     for words in _cgroup_values("cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
-        quota, period = sum(words.values(), [])  # in this order in both versions of cgroups
+        # Version 2 of cgroups has both in cpu.max, version 1 each in a file of its own.
+        quota, period = chain(*words.values())
         if quota not in ("max", "-1"):
             counts.append(int(quota) / int(period))
     return min(counts, default=None)

@@ -198,8 +198,8 @@ def _next_text(
 def _events_of_any_layout(
     stream: BinaryIO, decoder: codecs.IncrementalDecoder, text: str
 ) -> Iterator[Sequence[Event]]:
-    """Yield the events of a trace that is JSON, or of a bare list of events.  text: how it begins.
-    Raises Broken."""
+    """Yield the events of a trace that is JSON, or of a bare list of events, in groups: one for each
+    piece of text that is read.  text: how it begins.  Raises Broken."""
     begin = _BEGIN_ANYWHERE.search(text)
     if begin is None:
         raise Broken(f"within {len(text):,} characters no list of events begins")
@@ -218,7 +218,9 @@ def _events_of_any_layout(
             events = []
             text = text[at:]
             position += at
-            if isinstance(error, RecursionError) or text[:1] not in ("", "{"):
+            # An object that does not end, or no text, may go on in the next piece of the file.
+            may_go_on = not text or text.startswith("{")
+            if isinstance(error, RecursionError) or not may_go_on:
                 raise Broken(f"an event after character {position:,} is not JSON") from None
             text += _next_text(stream, decoder, text, position)
             at = 0
@@ -226,7 +228,8 @@ def _events_of_any_layout(
         with suppress(msgspec.ValidationError):  # an event of another program may have other types
             events.append(msgspec.convert(value, Event))
     yield events
-    if begin.group().lstrip() != "[":
+    is_bare_list = begin.group().lstrip() == "["
+    if not is_bare_list:  # the object around the list has an end too
         _to_the_end(stream, decoder, text[at + 1 :], position + at)
 
 

@@ -86,14 +86,16 @@ class OfScope:
         """Return how many bytes more are in use after each further sample, once the last step is
         dropped; None where there were too few samples to tell, or the system does not.
 
-        What most samples do not add is no leak: a cache that is filled once."""
+        A leak adds to most samples, and to the level in the end. A cache that is filled once does
+        not add to most, and memory that comes and goes is given back in the end."""
         self.latest.clear()
         gc.collect()
         levels = [*self.levels, in_use(self.context.device)]
         added = [after - before for before, after in zip(levels, levels[1:])]
         if len(added) < LEAST_KEPT or not levels[0]:
             return None
-        return max(min((levels[-1] - levels[0]) // len(added), median_low(added)), 0)
+        mean = (levels[-1] - levels[0]) // len(added)
+        return max(min(mean, median_low(added)), 0)
 
 
 def in_use(where: torch.device) -> int:
