@@ -45,7 +45,7 @@ def change(question: Question, model: Joiner, batch: Batch) -> None:
 
 
 def freeze(adapter: Adapter, question: Question, model: Joiner, batches: Sequence[Batch]) -> None:
-    """Say of all leaves whether they need a gradient, and fill the padding."""
+    """Set for all leaves whether they need a gradient, and fill their padding."""
     for batch in batches:
         leaves = leaves_of(model, batch)
         for name, leaf in leaves.items():
@@ -54,7 +54,8 @@ def freeze(adapter: Adapter, question: Question, model: Joiner, batches: Sequenc
 
 
 def factors_of(question: Question) -> list[torch.Tensor]:
-    """Return the factors of each loss in flight; those of utterances are of one loss."""
+    """Return the upstream gradient of each loss in flight, float64: a scalar, or (N,) where the one
+    loss has an element for each utterance."""
     upstream = torch.tensor(question.upstream, dtype=torch.float64)
     if question.of_utterances:
         return [upstream]
@@ -65,13 +66,11 @@ def of_dtype(question: Question, dtype: str) -> Question:
     """Return a question as the dtype can hold it."""
     if dtype in ("float32", "float64"):
         return question
-    upstream = (
-        tuple(max(-100.0, min(factor, 100.0)) for factor in question.upstream)
-        if dtype == "float16"
-        else None
-    )
+    upstream = question.upstream
+    if dtype == "float16":
+        upstream = tuple(max(-100.0, min(factor, 100.0)) for factor in upstream)
     largest = None if question.largest is None else min(question.largest, 2.0)
-    return question.but(upstream=upstream or question.upstream, largest=largest, offset=0.0)
+    return question.but(upstream=upstream, largest=largest, offset=0.0)
 
 
 def first(adapter: Adapter) -> Question:
@@ -173,8 +172,10 @@ def answers(
         ):
             # the joiner's own rounding is larger
             scopes = tuple(scope for scope in scopes if scope == "loss")
-        elif question.frozen or question.of_utterances:
-            scopes = scopes[-1:] if question.frozen else scopes[:1]
+        elif question.frozen:
+            scopes = scopes[-1:]
+        elif question.of_utterances:
+            scopes = scopes[:1]
         # a function, or an adapter's own `loss`, may return the sum
         suppressed = Exception if question.may_refuse else NotOfEach
         for scope in scopes:
@@ -193,7 +194,7 @@ def answer(
     """Return the answer of a question about a small batch.
 
     Args:
-        factors: other ones than those of the question.
+        factors: upstream gradients in place of the question's.
         run: runs steps, and returns their losses.
     """
     steps = partial(ready, adapter, question, device, scope, run)

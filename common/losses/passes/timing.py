@@ -33,9 +33,9 @@ from rnnt_bench.losses.step import LossStep, changed, fingerprints
 from rnnt_bench.records.schema import Sample, Stop
 from rnnt_bench.system import memory
 
-#: On a CPU the loss alone is timed on one in BATCHES_FOR_A_LOSS batches of a round, for a small
-#: share of a step's time
-#: cap: making its logits takes the joiner's time, which no sample shows.
+#: On a CPU the loss alone is timed on one in BATCHES_FOR_A_LOSS batches of a round, for at most
+#: LOSS_SHARE_OF_SECONDS of the time that a step has: making its logits takes the joiner's time, which
+#: no sample shows.
 BATCHES_FOR_A_LOSS = 3
 LOSS_SHARE_OF_SECONDS = 0.05
 #: Samples before the first level of memory, and at least between it and the last.
@@ -115,41 +115,45 @@ def run(context) -> Iterator[Sample | Stop]:
     that loops in Python needs no warm-up and takes seconds: only the lightest batch of the first
     round is measured.
     """
-    settings, clock = context.settings, Clock(context.device, context.settings.l2 == "cold")
+    settings = context.settings
+    clock = Clock(context.device, settings.l2 == "cold")
     if clock.cuda:
         context.hold_inputs(context.batches)
-    differing, number, threads = (
-        settings.own_batches,
-        context.round or 1,
-        device.host_threads(context.device),
-    )
-    if differing and context.loops_in_python and number > 1:
+    number = context.round or 1
+    threads = device.host_threads(context.device)
+    if settings.own_batches and context.loops_in_python and number > 1:
         return
-    batches, warm_up = context.batches, context.batches
+    batches = context.batches
+    warm_up = batches
     if context.loops_in_python:
-        batches, warm_up = [lightest(context.all_batches, batches)], []
+        batches = [lightest(context.all_batches, batches)]
+        warm_up = []
     elif not clock.cuda:
         warm_up = heaviest(context.all_batches, batches)
-    loss_last, before = differing and not clock.cuda, memory.status_bytes("VmRSS")
+    loss_last = settings.own_batches and not clock.cuda
+    resident = memory.status_bytes("VmRSS")
     scopes = list(settings.scopes)
+    if loss_last or number // 2 % 2:
+        scopes.reverse()
     weights = dict(context.model.named_parameters())
-    of_weights = fingerprints(weights)
+    weights_before = fingerprints(weights)
     ends: list[tuple[Stop, dict[int, Taken]]] = []
-    for scope in scopes[::-1] if loss_last or number // 2 % 2 else scopes:
+    for scope in scopes:
         of_scope = OfScope(context, clock, scope)
-        # the gradient of the last batch is judged: another one in each round
+        # The gradient of the last batch is judged: another one in each round.
         turn = number % len(batches)
-        chosen, seconds = [*batches[turn:], *batches[:turn]], settings.max_seconds
-        after_step = loss_last and scope == "loss" and len(scopes) > 1
-        # a third of the batches, at least one; others in the next round: they may be sorted by size
-        if after_step:
+        chosen = [*batches[turn:], *batches[:turn]]
+        seconds = settings.max_seconds
+        if loss_last and scope == "loss" and len(scopes) > 1:
+            # A third of the batches, at least one, and others in the next round, since they may be
+            # sorted by size. The step has warmed up the loss.
             count = max(1, len(batches) // BATCHES_FOR_A_LOSS)
             chosen = [batches[(number * count + index) % len(batches)] for index in range(count)]
             seconds *= LOSS_SHARE_OF_SECONDS
         else:
             yield from sampling.warm_up(of_scope.sample, warm_up, settings.max_seconds, threads)
-            if settings.allocator == "reuse" and not clock.cuda and before is not None:
-                memory.widen_heap((memory.status_bytes("VmRSS") or 0) - before)
+            if settings.allocator == "reuse" and not clock.cuda and resident is not None:
+                memory.widen_heap((memory.status_bytes("VmRSS") or 0) - resident)
         caps = {
             "spread": settings.spread,
             "max_samples": settings.max_samples,
@@ -162,8 +166,9 @@ def run(context) -> Iterator[Sample | Stop]:
             del step
         end = Stop(scope=scope, round=context.round, leaked_bytes=of_scope.kept())
         ends.append((end, of_scope.taken))
-    now, rounded = device.state(), ", ".join(changed(of_weights, weights))
-    of_process = [name for name, value in context.state.items() if value != now[name]]
+    state = device.state()
+    changed_weights = ", ".join(changed(weights_before, weights))
+    changed_state = [name for name, value in context.state.items() if value != state[name]]
     for end, _ in ends:
-        end.changed = of_process
-    yield from after_timing.run(context, ends, rounded)
+        end.changed = changed_state
+    yield from after_timing.run(context, ends, changed_weights)
