@@ -90,12 +90,12 @@ def _bias_gradient(call: Call) -> int:
 
 
 def _quantized(call: Call) -> int:
-    """Count the bias, and the scaling and rounding to int8 of each output, and of each input that
-    is none yet."""
+    """Count 2 (scaling and rounding) for each output, and 1 for its bias; 2 for each number of the
+    input of a dynamic layer, which comes as float and is made int8."""
     _, bias = torch.ops.quantized.linear_unpack(call["W_prepack"])
-    outputs = call.out.numel() * (2 if bias is None else 3)
-    inputs = 2 * call["X"].numel() if "dynamic" in call.name else 0
-    return outputs + inputs
+    per_output = 2 if bias is None else 3
+    per_input = 2 if "dynamic" in call.name else 0
+    return per_output * call.out.numel() + per_input * call["X"].numel()
 
 
 def _distances(call: Call) -> int:

@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rnnt_bench.flops.rules import (
     Call,
@@ -301,11 +301,11 @@ _CTC_GRADIENT = _ctc(0, 5, 6)
 
 
 def _fourier(call: Call) -> int:
-    """Count as is usual for the radix-2 algorithm, for every n; an output more where it is
-    normalised."""
+    """Count 5 n log2(n) for a complex transform of n values and half for a real one, as is usual for
+    the radix-2 algorithm, also where n is no power of 2; 1 for each output if it is normalised."""
     source = call.out if "c2r" in call.name else call["self"]
-    lengths = math.prod(source.shape[dim] for dim in call["dim"])
-    total = (5 if "c2c" in call.name else 2.5) * source.numel() * math.log2(max(lengths, 1))
+    n = math.prod(source.shape[dim] for dim in call["dim"])
+    total = (5 if "c2c" in call.name else 2.5) * source.numel() * math.log2(max(n, 1))
     return round(total) + (output(call) if call["normalization"] else 0)
 
 
@@ -417,36 +417,50 @@ def _fused(call: Call) -> Any:
     return package.Call.of([call[name] for name in package.TENSORS], call["options"])
 
 
-def _arcs_of_rows(fused: Any) -> list[tuple[int, int, int]]:
-    """Return (cells, arcs between them, those of labels) of each row of the call; of a window,
-    within it."""
+class _Sizes(NamedTuple):
+    """Hold how large the lattice of one row of a fused call is, within its window if it has one."""
+
+    cells: int
+    arcs: int  # between cells, of the lattice "regular"
+    labels: int  # cells that have a label
+
+
+def _sizes_of_rows(fused: Any) -> list[_Sizes]:
     if fused.window is None:
         shapes = _shapes(fused.frames, fused.U_lengths)
-        return [(T * (U + 1), _marked(T, U), T * U) for T, U in shapes]
+        return [_Sizes(T * (U + 1), _marked(T, U), T * U) for T, U in shapes]
     begin, end = fused.band.unbind(-1)
     labels = (end[:, :-1] - begin[:, 1:] + 1).clamp(min=0).sum(1)
     arcs = (end - begin).clamp(min=0).sum(1) + labels
-    return list(zip(fused.cells().tolist(), arcs.tolist(), labels.tolist()))
+    return list(map(_Sizes, fused.cells().tolist(), arcs.tolist(), labels.tolist()))
 
 
 def _fused_losses(call: Call) -> Count:
     """Count joiner and loss in one, of the cells of the utterances alone; of peaky logits the C++
-    code computes fewer. Per cell 2 H (sum and activation) and 2 V (denominator); an arc is 5, and 2
-    more for the gradient."""
+    code computes fewer.
+
+    A cell takes 2 H (sum and activation), 2 V (denominator), and 1 for the log-probability of its
+    blank and of its label.  An arc takes 5 (a sum, and 4 for that in the log domain), and 2 more
+    for the gradient."""
     fused = _fused(call)
     V, H = fused.V, fused.H
-    rows = _arcs_of_rows(fused)
-    cells = sum(cells for cells, _, _ in rows)
-    labels = sum(labels for _, _, labels in rows)
+    rows = _sizes_of_rows(fused)
+    cells = sum(row.cells for row in rows)
+    log_probabilities = cells + sum(row.labels for row in rows)
     per_arc = 7 if call["gradient"] else 5
-    # the first arc to a cell needs no sum in the log domain
     if fused.topology in ("regular", "hat"):
-        walked = sum(per_arc * arcs - 4 * (cells - 1) for cells, arcs, _ in rows if cells)
+        # the first of the arcs into each cell but (0, 0) needs no sum in the log domain
+        walked = sum(per_arc * row.arcs - 4 * (row.cells - 1) for row in rows if row.cells)
     else:
-        durations = len(fused.durations)  # durations of 0 count as others
-        arcs = {"tdt": 2 * durations, "multi-blank": 2 + durations}.get(fused.topology, 2)
-        walked = cells * arcs * per_arc
-    return products(H * V * cells, cells * (2 * H + 2 * V) + cells + labels + walked)
+        # as if all arcs, with durations of 0 too, left every cell and were summed up
+        durations = len(fused.durations)
+        arcs_of_cell = 2  # blank and label
+        if fused.topology == "tdt":
+            arcs_of_cell = 2 * durations  # each of both with each duration
+        if fused.topology == "multi-blank":
+            arcs_of_cell += durations  # a longer blank of each
+        walked = cells * arcs_of_cell * per_arc
+    return products(H * V * cells, cells * (2 * H + 2 * V) + log_probabilities + walked)
 
 
 def _fused_gradients(call: Call) -> Count:
