@@ -84,19 +84,21 @@ def must_refuse(exam: Examination) -> Outcome:
 
 
 def laid_out(exam: Examination) -> Outcome:
-    """Judge logits that are columns of a wider tensor, or, if the question is no slice, not
-    contiguous."""
+    """Judge inputs of equal values in another memory layout: slices of wider tensors, or, if the
+    question is no slice, tensors whose first and last dimension are swapped in memory."""
 
-    def run(steps, factors):
+    def run_on_views(steps, factors):
         for step in steps:
             for name, leaf in step.leaves.items():
-                wider = torch.nn.functional.pad(leaf.detach(), (1, 1), value=100.0)[..., 1:-1]
-                turned = leaf.detach().transpose(0, -1).contiguous().transpose(0, -1)
-                other = wider if exam.question.name == "slice" else turned
-                step.leaves[name] = other.detach().requires_grad_()
+                values = leaf.detach()
+                if exam.question.name == "slice":
+                    view = torch.nn.functional.pad(values, (1, 1), value=100.0)[..., 1:-1]
+                else:
+                    view = values.transpose(0, -1).contiguous().transpose(0, -1)
+                step.leaves[name] = view.detach().requires_grad_()
         return run_together(steps, factors)
 
-    return exam.outcome(run)
+    return exam.outcome(run_on_views)
 
 
 def upstream_zero(exam: Examination) -> Outcome:

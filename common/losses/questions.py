@@ -44,8 +44,10 @@ def change(question: Question, model: Joiner, batch: Batch) -> None:
         model.output.bias.mul_(factor).add_(question.offset)
 
 
-def freeze(adapter: Adapter, question: Question, model: Joiner, batches: Sequence[Batch]) -> None:
-    """Set for all leaves whether they need a gradient, and fill their padding."""
+def set_up_leaves(
+    adapter: Adapter, question: Question, model: Joiner, batches: Sequence[Batch]
+) -> None:
+    """Freeze the leaves that the question has frozen, no others, and fill the padding of all."""
     for batch in batches:
         leaves = leaves_of(model, batch)
         for name, leaf in leaves.items():
@@ -219,7 +221,7 @@ def ready(
         steps = [of_sines(wide, question, model, batches[0], scope)]
     else:
         change(question, model, batches[0])
-        freeze(wide, question, model, batches)
+        set_up_leaves(wide, question, model, batches)
         steps = [prepare(wide, model, batch, scope) for batch in batches]
     for step in steps:
         fill_padding(wide, question, step.batch, step.leaves)

@@ -263,6 +263,6 @@ def remembered(
     with suppress(OSError, ValueError):
         return dict(json.loads(path.read_text(encoding="utf-8")))
     numbers = compute()
-    with suppress(UserError):  # a full disk costs time alone
+    with suppress(UserError):  # a full disk costs time alone, so the error needs no advice
         write_whole("", (path, json.dumps(numbers)))
     return numbers

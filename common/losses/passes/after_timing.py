@@ -241,7 +241,7 @@ def ask_hard(context, question: Question) -> str:
         for n in range(len(factors))
     ]
     questions.change(question, context.model, batches[0])
-    questions.freeze(context.adapter, question, context.model, batches)
+    questions.set_up_leaves(context.adapter, question, context.model, batches)
     steps = [prepare(context.adapter, context.model, batch, "step") for batch in batches]
     losses = run_together(steps, factors)
     sketch = sketch_of(context, "step", steps, factors)

@@ -139,10 +139,13 @@ def answers_at_size(context, index: int) -> tuple[list[Answer], list[str]]:
 
 
 def check_at_size(
-    context, places: float = rounding.PLACES, imprecise: bool = False
+    context,
+    places: float = rounding.PLACES,
+    imprecise: bool = False,
+    batch_name: str = "a measured batch",
 ) -> tuple[AtSize, str]:
     """Judge the measured batch with the most padded cells, that with the fewest if the loss loops
-    over cells in Python; return its errors, and what is wrong in words.
+    over cells in Python; return its errors, and what is wrong in words, "" if nothing is.
 
     An error that only rounding explains which is large beside sums that cancel is not wrong, but
     ``imprecise``.
@@ -151,6 +154,7 @@ def check_at_size(
         places: units in the last place that sums as large as the loss may lose, see
           `rounding.allowed`.
         imprecise: whether the loss is right on small batches in float64 alone.
+        batch_name: of the batch, in these words.
     """
     adapter, dtype = context.adapter, context.settings.dtype
     measured = context.all_batches, context.batches
@@ -196,7 +200,7 @@ def check_at_size(
             (line.error for line in judged if line.error > line.precise), default=None
         )
         return result, ""
-    return result, f"({words.sizes(shapes)}): {wrong[0]}"
+    return result, f"on {batch_name} ({words.sizes(shapes)}): {wrong[0]}"
 
 
 #: Utterances whose gap to the exact loss is measured, half a second each.
@@ -206,6 +210,31 @@ SMALLEST_LOSS = 1e-6
 #: Targets of a batch as long as the longest of the file, where no measured one is: few, so that it
 #: takes little.
 LONG_U = 4
+#: Number of the draw of random inputs with which the first question is asked again at the end: no
+#: other question has these numbers.
+LAST_DRAW = 20
+
+
+def check_small(context) -> Checked:
+    """Judge the small made-up batches, a row of the same code as another on the first alone.
+
+    A question that fails is asked again in a fork that has asked nothing before; where the loss is
+    right there, the words say that it keeps something."""
+    adapter, device = context.adapter, context.device
+
+    def judge_in_fork(pipe: Connection) -> None:
+        torch.set_num_threads(1)  # OpenMP's other threads are not in a fork
+        pipe.send(check(adapter, device, [pipe.recv()]).wrong)
+
+    with Fork(judge_in_fork, possible=device.type == "cpu") as fork:
+        checked = check(adapter, device, [questions.first(adapter)] if context.same_as else None)
+        is_right_when_first = bool(checked.question) and (
+            fork.ask(checked.question, FORK_SECONDS) == ""  # None is no answer
+        )
+    if not is_right_when_first:
+        return checked
+    kept = "right when asked first: it keeps something from an earlier call"
+    return checked._replace(wrong=f"{kept}; {checked.wrong}")
 
 
 def approximation_gap(context) -> float | None:
@@ -240,16 +269,29 @@ def approximation_gap(context) -> float | None:
     return statistics.median(gaps) if gaps else None
 
 
-def check_long(context, imprecise: bool) -> str:
-    """Judge a batch as long as the longest of the file; return what is wrong in words."""
+def check_long(context, measured: AtSize, imprecise: bool) -> str:
+    """Judge a made-up batch as long as the longest utterance of the file, if that is longer than
+    the measured batch; return what is wrong in words, "" if nothing is."""
     T = int(context.all_batches.longest().max())
+    is_longer = T > max(measured.T_max, 2 * LONG_U)
+    if not is_longer or context.loops_in_python or context.same_as:
+        return ""
     long = batching.fixed_size(
         np.array([(T, LONG_U), (T - 1, LONG_U - 1), (T // 2, LONG_U - 2)]), 3
     )
     places = rounding.PLACES + T // rounding.FRAMES_A_PLACE
-    return check_at_size(
-        replace(context, all_batches=long, batches=[0]), places=places, imprecise=imprecise
-    )[1]
+    _, wrong = check_at_size(
+        replace(context, all_batches=long, batches=[0]),
+        places,
+        imprecise,
+        "a made-up batch as long as the file's longest utterance",
+    )
+    return wrong
+
+
+def check_again(adapter: Adapter, device: torch.device) -> str:
+    """Judge the first question once more, of other numbers; return what is wrong in words."""
+    return check(adapter, device, [questions.first(adapter).but(draw=LAST_DRAW)]).wrong
 
 
 def run(context) -> Iterator[Correctness]:
@@ -257,30 +299,17 @@ def run(context) -> Iterator[Correctness]:
     that is not ok."""
     adapter, device = context.adapter, context.device
     layout, tolerance = layouts.of(adapter), rounding.PRECISIONS[context.settings.dtype].error
-
-    def asked_first(pipe: Connection) -> None:
-        torch.set_num_threads(1)  # OpenMP's other threads are not in a fork
-        pipe.send(check(adapter, device, [pipe.recv()]).wrong)
-
-    with Fork(asked_first, possible=device.type == "cpu") as fork:
-        asked = [questions.first(adapter)] if context.same_as else None
-        small = check(adapter, device, asked)
-        wrong = small.wrong
-        if small.question and fork.ask(small.question, FORK_SECONDS) == "":
-            wrong = f"right when asked first: it keeps something from an earlier call; {wrong}"
+    small = check_small(context)
+    wrong = small.wrong
     gap = approximation_gap(context) if layout.approximate else None
     at_its_size: AtSize | None = None
     reached: list[str] = []
     if not wrong and not adapter.simulated:  # a simulator would take hours
-        at_its_size, wrong = check_at_size(context, imprecise=small.imprecise is not None)
-        wrong = wrong and f"on a measured batch {wrong}"
-        T = int(context.all_batches.longest().max())
-        others = context.loops_in_python or context.same_as
-        if not wrong and T > max(at_its_size.T_max, 2 * LONG_U) and not others:
-            wrong = check_long(context, small.imprecise is not None)
-            wrong = wrong and f"on a made-up batch as long as the file's longest utterance {wrong}"
+        imprecise = small.imprecise is not None
+        at_its_size, wrong = check_at_size(context, imprecise=imprecise)
+        wrong = wrong or check_long(context, at_its_size, imprecise)
         if not wrong:
-            wrong = check(adapter, device, [questions.first(adapter).but(draw=20)]).wrong
+            wrong = check_again(adapter, device)
             reached = questions.reached_by_padding(adapter, device)
         if small.imprecise is not None:
             at_its_size.imprecise = max(small.imprecise, at_its_size.imprecise or 0.0)
