@@ -264,7 +264,11 @@ def check_shapes(
     targets: torch.Tensor, T_lengths: torch.Tensor, U_lengths: torch.Tensor,
     utterance_of: Optional[torch.Tensor] = None, window: Optional[torch.Tensor] = None,
 ) -> None:  # fmt: skip
-    """Raise ValueError for what a look at shapes, dtypes and devices shows."""
+    """Raise ValueError for what a look at shapes, dtypes and devices shows.
+
+    The batch has N rows of encoder_out and M of decoder_out and targets; N = M without
+    utterance_of (M,).
+    """
     for name, tensor, dimensions in (
         ("encoder_out", encoder_out, "(N, T, H)"),
         ("decoder_out", decoder_out, "(N, U+1, H)"),

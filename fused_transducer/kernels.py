@@ -591,10 +591,13 @@ def _first_of(d, frames, states):
 
 @triton.jit
 def _place(d, u, frames, states, band, S):
-    """The number of the cells (d - u, u) of an utterance: by diagonals, or as all kernels have it
-    with a window."""
+    """The number of the cells (d - u, u) within their utterance.  With a window (`band` of the
+    utterance), whose frames have S states at most, cells are numbered as at the top of this file;
+    without, by diagonals."""
     if band is not None:
-        place = (d - u) * S + u - _within(band, d - u, u, frames)[1]
+        t = d - u
+        _, first_state = _within(band, t, u, frames)
+        place = t * S + u - first_state
     else:
         place = _first_of(d, frames, states) + u
     return place

@@ -115,17 +115,19 @@ def default_tile(H: int, V: int, dtype: torch.dtype) -> int:
 
 
 def rows(call: Call) -> int:
-    """Do as the function of `plain` does."""
+    """Return how many numbers of each cell there are between forward and backward: its parts, and
+    the normalisers where there are many symbols."""
     return 2 + len(call.durations) + (0 if call.V <= MANY else 4 if call.topology == "tdt" else 2)
 
 
 def room(call: Call) -> int:
-    """Do as the function of `plain` does; there is none for padding."""
+    """Return for how many cells there must be room between forward and backward: for those of the
+    utterances, none for padding."""
     return int(call.cells().sum())
 
 
 def fits(call: Call, cells: int) -> bool:
-    """Do as the function of `plain` does."""
+    """Return whether there is room for the cells of the utterances in `cells`."""
     return room(call) <= cells
 
 
@@ -193,8 +195,10 @@ class _Arguments:
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tensor) -> None:
-    """Do as the function of `plain` does."""
+    """Write into losses (M,), arcs (rows, cells) as `plain.forward` does, and kept (cells, V): the
+    logits of as many cells as it has room for, which backward then need not compute."""
     if not arcs.numel():
+        # the caller wants none, but the losses are computed from them
         arcs = arcs.new_empty(call.lattice.parts, room(call))
     arguments = _Arguments(call, arcs, kept)
     arguments.problem.gradient = gradient
@@ -209,7 +213,8 @@ def backward(
     kept: Tensor,
     gradients: Sequence[Optional[Tensor]],
 ) -> None:
-    """Do as the function of `plain` does."""
+    """Add to those of `gradients` that are wanted, as `plain.backward` does; arcs and kept are those
+    that forward wrote."""
     if not grad_losses.all():  # cells of no posterior are left out
         arcs = arcs.clone()
         arcs[

@@ -523,13 +523,19 @@ def mean_delay(posteriors: Tensor, reference: Optional[Tensor]) -> Tensor:
 def _walk_of(
     log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattice: Lattice
 ) -> Walk:
-    """Return the walk over the cells whose parts have these log-probabilities, as `best` takes
-    them."""
+    """Return the walk over the arcs of cells.
+
+    log_probabilities (N, T, U+1, parts): of each cell's blank, its label, and its further columns
+    (such as durations); -inf where there is no cell.
+    """
     _, T, U1, _ = log_probabilities.shape
     u = torch.arange(U1, device=log_probabilities.device)
-    t = torch.arange(T + U1 - 1, device=u.device)[:, None] - u  # of the cells by anti-diagonals
-    parts = log_probabilities[:, t.clamp(0, T - 1), u].permute(3, 1, 0, 2)
-    parts = parts.masked_fill(((t < 0) | (t >= T)).unsqueeze(1), -torch.inf)
+    d = torch.arange(T + U1 - 1, device=u.device).unsqueeze(1)
+    t = d - u  # frame of state u on anti-diagonal d: (T+U, U+1)
+    by_diagonals = log_probabilities[:, t.clamp(0, T - 1), u]  # (N, T+U, U+1, parts)
+    parts = by_diagonals.permute(3, 1, 0, 2)  # (parts, T+U, N, U+1)
+    has_frame = (t >= 0) & (t < T)
+    parts = parts.masked_fill(~has_frame.unsqueeze(1), -torch.inf)
     return Walk(lattice, parts, T_lengths.long(), U_lengths.long())
 
 

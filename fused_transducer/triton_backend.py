@@ -82,13 +82,13 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def rows(call: Call) -> int:
-    """Do as the function of `plain` does."""
+    """Return how many numbers of each cell there are between forward and backward, see `forward`."""
     return call.lattice.parts + (4 if call.topology == "tdt" else 2)
 
 
 def room(call: Call) -> int:
-    """Do as the function of `plain` does: with a window, for the states of the frame that has the
-    most.  This waits for the GPU."""
+    """Return for how many cells there must be room, as `plain.room` does; with a window, for the
+    states of the frame that has the most.  This waits for the GPU."""
     capturing = call.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if call.window is None or capturing:
         return plain.room(call)
@@ -97,8 +97,8 @@ def room(call: Call) -> int:
 
 
 def fits(call: Call, cells: int) -> bool:
-    """Do as the function of `plain` does.  With a window any number of states of a frame has its
-    place."""
+    """Return whether `cells` is the number of cells for which there is room; with a window, whether
+    it is the same number of states for each frame."""
     if call.window is None:
         return plain.fits(call, cells)
     return 0 < cells <= plain.room(call) and cells % (call.M * call.T) == 0
@@ -299,8 +299,9 @@ class _Launch:
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tensor) -> None:
-    """Do as the function of `plain` does; behind the parts arcs also has each cell's largest logit
-    and the log of the sum beside it, and the same of durations that have a softmax of their own."""
+    """Write into losses (M,) and arcs (rows, cells) as `plain.forward` does.  Behind the parts arcs
+    has each cell's largest logit and the log of the sum beside it, and the same of durations that
+    have a softmax of their own."""
     with _on_its_device(call.device):
         _forward(call, gradient, losses, arcs)
 
@@ -378,7 +379,8 @@ def backward(
     kept: Tensor,
     gradients: Sequence[Optional[Tensor]],
 ) -> None:
-    """Do as the function of `plain` does."""
+    """Add to those of `gradients` that are wanted, as `plain.backward` does; arcs are those that
+    forward wrote."""
     with _on_its_device(call.device):
         _backward(call, grad_losses.contiguous(), arcs, gradients)
 
