@@ -273,13 +273,13 @@ def test_the_time_left_is_of_jobs_like_those_to_come():
 def test_the_time_left_ends_with_the_budget(clock):
     """A pass of 10 s, one round of 40 s that comes in any case, nine that come until second 170."""
     progress = Progress(quiet=True)
-    progress.ends = 170.0
+    progress.deadline = 170.0
     progress.expect([Like("a", "memory"), Like("a", "timing")], [Like("a", "timing")] * 9)
     progress.took = {Like("a", "memory"): [10.0], Like("a", "timing"): [40.0]}
     assert progress.left() == "about 3 min left"
     clock[0] = 130.0
     assert progress.left() == "about 50 s left"
-    progress.in_time = progress.in_time[:1]
+    progress.coming_in_time = progress.coming_in_time[:1]
     clock[0] = 0.0
     assert progress.left() == "about 2 min left"  # 10 + 40 + 40
     progress.coming, clock[0] = [], 200.0

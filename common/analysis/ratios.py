@@ -102,8 +102,15 @@ def ratio(
     padding: Padding | None = None,
 ) -> tuple[Ratio | None, bool]:
     """Return (ratio of new to baseline, whether rounds are paired); None where no batch is on both
-    sides. together: both were measured in one run, round by round."""
-    if own_batches(baseline) or own_batches(new):
+    sides.
+
+    Args:
+        together: whether both were measured in one run, round by round.
+        padding: of the batches, with which rounds that have batches of their own give the ratio
+          over all of the file.
+    """
+    if have_own_batches(baseline) or have_own_batches(new):
+        # this ratio is of rounds that both sides have: no other needs to be looked for
         return own_batches_ratio(baseline, new, confidence, padding), together
     paired = together and any(name in new for name in baseline)
     estimate = paired_ratio if paired else independent_ratio
@@ -130,8 +137,9 @@ def without_load(
     return list(sides), True
 
 
-def own_batches(rounds: Rounds) -> bool:
-    """Tell whether no batch is in all rounds, though a short file may repeat some."""
+def have_own_batches(rounds: Rounds) -> bool:
+    """Tell whether each round has batches of its own: none is in all rounds, though a short file
+    may repeat some."""
     return len(rounds) > 1 and not set.intersection(*map(set, rounds.values()))
 
 

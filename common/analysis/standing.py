@@ -237,15 +237,16 @@ def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Stan
     are left."""
     # measured in alternation, in the rounds of one run
     together = row.header.run_id == baseline.header.run_id
-    both = [baseline.times_of(scope), row.times_of(scope)]
-    sides: list[ratios.Rounds] = []
-    beside_load = False
-    for run in [both] if together else [both[:1], both[1:]]:
-        loaded = {name for times in run for name in times.loaded}
-        quiet, is_loaded = ratios.without_load([times.medians for times in run], loaded)
-        sides += quiet
-        beside_load |= is_loaded
-    before, after = sides
+    old, new = baseline.times_of(scope), row.times_of(scope)
+    if together:
+        # a round that met load on one side is left out on both
+        (before, after), beside_load = ratios.without_load(
+            [old.medians, new.medians], {*old.loaded, *new.loaded}
+        )
+    else:
+        (before,), baseline_is_loaded = ratios.without_load([old.medians], old.loaded)
+        (after,), row_is_loaded = ratios.without_load([new.medians], new.loaded)
+        beside_load = baseline_is_loaded or row_is_loaded
     ratio, paired = ratios.ratio(before, after, together, margins.confidence, row.padding)
     rounds = (len(ratio.baseline), len(ratio.new)) if ratio else (len(before), len(after))
     return Standing(

@@ -47,7 +47,7 @@ def measure(
     coming = [(number, LIMITS) for number in with_limits] + [
         (job.round, job.like) for job in pending
     ]
-    progress.ends = time.monotonic() + budget
+    progress.deadline = time.monotonic() + budget
     progress.expect(
         [like for number, like in coming if number not in in_time],
         [like for number, like in coming if number in in_time],
@@ -93,7 +93,7 @@ class Rounds:
     def run(self, number: int, jobs: Sequence[Job], with_limits: bool) -> None:
         """Run the jobs of a round, and say who is ahead."""
         session, progress = self.session, self.session.progress
-        in_time = number <= FEWEST_IN_BUDGET or time.monotonic() < progress.ends
+        in_time = number <= FEWEST_IN_BUDGET or time.monotonic() < progress.deadline
         timed = [job for job in jobs if in_time and not session.run_of[job.implementation].failed]
         for job in [job for job in jobs if job not in timed]:
             progress.skip(job.like)
@@ -220,7 +220,7 @@ class Rounds:
             beside_load = (
                 f"{'round' if len(again) == 1 else 'rounds'} {numbers} ran beside other load"
             )
-            if time.monotonic() >= progress.ends:
+            if time.monotonic() >= progress.deadline:
                 progress.say(
                     f"{beside_load}: --resume measures them again, since the time of --budget is over"
                 )
@@ -235,7 +235,7 @@ class Rounds:
                         progress.say(words)
                         return
                 patience -= time.monotonic() - began
-                if time.monotonic() >= progress.ends:
+                if time.monotonic() >= progress.deadline:
                     break
                 for job in filter(self._can_repeat, jobs):
                     self.carry_out(job)

@@ -186,8 +186,9 @@ class Progress:
     elsewhere a line for each job that is no timing one; nothing when quiet.
 
     Attributes:
-        coming: the jobs that will come
-        in_time: those that come only until `ends`, a time of time.monotonic()
+        coming: the jobs that will come in any case
+        coming_in_time: those that only begin before the deadline
+        deadline: a time of time.monotonic()
         took: seconds of each job that ended well
     """
 
@@ -196,8 +197,8 @@ class Progress:
         self.finished = self.total = 0
         self.began = 0.0
         self.coming: list[Like] = []
-        self.in_time: list[Like] = []
-        self.ends = math.inf
+        self.coming_in_time: list[Like] = []
+        self.deadline = math.inf
         self.took: dict[Like, list[float]] = defaultdict(list)
         self.warned: set[str] = set()
         self.bar: Any | None = None
@@ -215,9 +216,9 @@ class Progress:
             self.bar.close()
 
     def expect(self, jobs: Sequence[Like], in_time: Sequence[Like] = ()) -> None:
-        """Add to the jobs that will come, and to those that come only until `ends`."""
+        """Add to the jobs that will come, and to those that only begin before the deadline."""
         self.coming += jobs
-        self.in_time += in_time
+        self.coming_in_time += in_time
         self.total += len(jobs) + len(in_time)
         if self.bar is not None:
             self.bar.total = self.total
@@ -237,7 +238,7 @@ class Progress:
     def skip(self, like: Like) -> None:
         """Count a job that will not run, because an earlier one of its implementation failed."""
         self.finished += 1
-        for expected in (self.coming, self.in_time):
+        for expected in (self.coming, self.coming_in_time):
             if like in expected:
                 expected.remove(like)
                 break
@@ -251,7 +252,7 @@ class Progress:
             self.took[like].append(seconds)
         else:  # nor will its later ones run
             self.coming = [later for later in self.coming if later.row != like.row]
-            self.in_time = [later for later in self.in_time if later.row != like.row]
+            self.coming_in_time = [later for later in self.coming_in_time if later.row != like.row]
         if status != "ok" or (self.bar is None and like.pass_name != "timing"):
             total = f"/{self.total}" if self.total else ""
             why = f": {reason}" if reason else ""
@@ -271,13 +272,13 @@ class Progress:
             (errors.say if self.bar is None else self.say)(f"warning: {plain(warning)}")
 
     def left(self) -> str:
-        """Return "about 12 min left", by jobs of the like, else of the same pass, else by the first
-        one; "" where nothing has run that tells."""
+        """Return "about 12 min left" by the jobs that have run; "" where these tell nothing."""
         seconds = self._seconds(self.coming)
         if seconds is None:
             return ""
-        left = self.ends - time.monotonic() - seconds
-        seconds += max(0.0, min(left, self._seconds(self.in_time) or 0.0))
+        # the others add no more than is then left to the deadline
+        until_deadline = max(0.0, self.deadline - time.monotonic() - seconds)
+        seconds += min(until_deadline, self._seconds(self.coming_in_time) or 0.0)
         if not seconds:
             return ""
         return (
@@ -285,7 +286,9 @@ class Progress:
         )
 
     def _seconds(self, jobs: Sequence[Like]) -> float | None:
-        """Return how long jobs will take; None where nothing tells."""
+        """Return how long jobs will take, each by earlier jobs of the same implementation and pass,
+        else of the same pass, else by a share of those of the first pass; None where there are
+        none."""
         by_pass: dict[str, list[float]] = defaultdict(list)
         for like, took in self.took.items():
             by_pass[like.pass_name] += took

@@ -44,8 +44,8 @@ class Line(NamedTuple):
 
 
 def render(changes: Changes, remarks: Sequence[str], format: str = "table") -> str:
-    """Return every number with its reason as text. remarks: lines below it, which JSON leaves
-    out."""
+    """Return the table of all changes as text, and below it the reason of each verdict.  remarks:
+    further lines below, which JSON leaves out."""
     if format == "json":
         return json_text([change.as_json() for change in changes])
     shown = _measured(changes)

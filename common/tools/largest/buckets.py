@@ -204,7 +204,7 @@ def answer(kept: Kept) -> Answer:
         {"bucket": measured(number), "T": measured(bucket.T), "U": measured(bucket.U)}
         for number, bucket in enumerate(config.buckets, 1)
     ]
-    first, *others = [_of_loss(result, table, config, kept, loss) for loss in config.losses]
+    first, *others = [_add_loss(result, table, config, kept, loss) for loss in config.losses]
     result.total = [_bought(first, rows) for rows in others]
     result.tables = [
         tabulated("largest", f"The largest batch of {config.model} in each bucket", table)
@@ -224,20 +224,20 @@ def answer(kept: Kept) -> Answer:
     return result
 
 
-def _of_loss(
-    result: Answer, table: list[dict[str, Cell]], config: Training, kept: Kept, loss: str
+def _rows_of_loss(
+    config: Training, loss: str, outcomes: dict[int, Outcome], sizes: dict[int, int], job: Job
 ) -> list[Values]:
-    """Add what is known of a loss to the answer and to the table; return its rows, by bucket."""
-    outcomes = searched(config, kept, loss)
-    sizes, _, job = together(kept, loss, outcomes)
+    """Return the rows of a loss, by bucket: the sizes that ran together, and the rates of their
+    steps, which `job` took."""
     rates = text.gathered(
         (step.bucket, step.N / step.ns * 1e9)
         for step in job.of(Try)
+        # a record before a step has no time, and the one with the peak repeats the last step
         if step.ns and not step.peak_bytes
     )
     rows: list[Values] = []
     for number, bucket in enumerate(config.buckets, 1):
-        end = outcomes[number]
+        outcome = outcomes[number]
         N = sizes.get(number)
         row: Values = {
             "loss": loss,
@@ -247,24 +247,37 @@ def _of_loss(
             # all utterances of the bucket are below, and none of a frame more
             "seconds": round((bucket.T + 0.5) * config.seconds, 4),
             "N": N,
-            "status": end.status,
-            "reason": end.reason,
-            "peak_mb": end.peak_mb,
+            "status": outcome.status,
+            "reason": outcome.reason,
+            "peak_mb": outcome.peak_mb,
             "frames": round(N * bucket.frames / bucket.count) if N else None,
             "padded_frames": N * bucket.T if N else None,
             "utterances_per_second": median(rates[number]) if number in rates else None,
         }
         rows.append(row)
-        if N != end.size:
-            words = f"N {end.size} ran alone, and not after the others: now {N or 0}"
-            result.lines.append(f"{end.name}: {words}")
-            end.size = N
-        cells = {f"{title} {loss}".strip(): measured(row[key]) for key, title in COLUMNS.items()}
-        cells[f"N {loss}".strip()] = Cell(end.shown, N)
-        table[number - 1].update(cells)
-        if end.reason:
-            where = f"{end.name} (T {bucket.T}, U {bucket.U})"
-            result.failures.append(f"{where}: {end.status}: {end.reason}")
+    return rows
+
+
+def _add_loss(
+    result: Answer, table: list[dict[str, Cell]], config: Training, kept: Kept, loss: str
+) -> list[Values]:
+    """Add a loss to the answer, and its columns to the table; return its rows, by bucket."""
+    outcomes = searched(config, kept, loss)
+    sizes, _, job = together(kept, loss, outcomes)
+    rows = _rows_of_loss(config, loss, outcomes, sizes, job)
+    for row, cells_of_bucket in zip(rows, table):
+        outcome = outcomes[row["bucket"]]
+        N = row["N"]
+        if N != outcome.size:
+            words = f"N {outcome.size} ran alone, and not after the others: now {N or 0}"
+            result.lines.append(f"{outcome.name}: {words}")
+        for key, title in COLUMNS.items():
+            cells_of_bucket[f"{title} {loss}".strip()] = measured(row[key])
+        shown = structs.replace(outcome, size=N).shown
+        cells_of_bucket[f"N {loss}".strip()] = Cell(shown, N)
+        if outcome.reason:
+            where = f"{outcome.name} (T {row['T']}, U {row['U']})"
+            result.failures.append(f"{where}: {outcome.status}: {outcome.reason}")
     result.rows += rows
     result.statuses += [row["status"] for row in rows]
     if sizes and job.status != "ok":
