@@ -270,8 +270,8 @@ def _listed_cells(numbers, positions, cells, tile, first, rows, band, T, S, BM: 
 
 @triton.jit
 def _within(band, t, u, frames):
-    """Whether (t, u) is a cell of an utterance, as far as its window says, and the first state of
-    frame t; `band` is that of the utterance."""
+    """Return whether (t, u) is a cell of an utterance, as far as its window says, and the first
+    state of frame t; `band` is that of the utterance."""
     exists = (t >= 0) & (t < frames)
     first = tl.zeros_like(t)
     if band is not None:

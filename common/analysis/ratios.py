@@ -388,9 +388,9 @@ def control(unchanged: Sequence[Ratio]) -> Control | None:
 def over_control(ratio: Ratio, control: Control, confidence: float) -> Ratio:
     """Return the ratio of a row of two separate runs over that of the rows that did not change.
 
-    Three errors add up.  Rows differ from each other (a random effect of each row and run), the
-    mean of the others has an error, and the rounds of this row may scatter more than theirs.  The
-    degrees of freedom are those of a sum of two variances (Satterthwaite 1946)."""
+    Three errors add up.  Rows differ from each other: a random effect of each row and run.  The mean
+    of the others has an error.  The rounds of this row may scatter more than theirs.  The degrees of
+    freedom are those of a sum of two variances (Satterthwaite 1946)."""
     if ratio.error is None:
         return ratio._replace(ratio=ratio.ratio / math.exp(control.center))
     row_variance = control.spread * (1 + 1 / control.rows)

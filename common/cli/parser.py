@@ -231,7 +231,7 @@ def own_loss(text: str) -> str:
         name = name or f"{path.stem}.{function}"
         target = f"{path}:{function}"
     else:
-        folder, path = _place_of(module)
+        folder, path = _location_of(module)
         name = name or f"{module}.{function}"
         folders = (str(folder),)
     if path.suffix == ".py" and path.is_file():  # not within an archive
@@ -246,22 +246,23 @@ def own_loss(text: str) -> str:
     return of_file(str(script)).name
 
 
-def _place_of(module: str) -> tuple[Path, Path]:
+def _location_of(module: str) -> tuple[Path, Path]:
     """Return the folder that the package of a module lies in, the current folder first, and the
     module's file, or its folder where it has no file.  Raises UserError."""
-    places: list[Path] = []
+    locations: list[Path] = []
     search = [os.getcwd(), *sys.path]
     for part in module.split("."):
         spec = PathFinder.find_spec(part, search)
         search = list(spec.submodule_search_locations or ()) if spec else []
-        place = (spec and spec.origin) or next(iter(search), None)
-        if place is None:
+        location = (spec and spec.origin) or next(iter(search), None)
+        if location is None:
             raise UserError(
                 f"{module} is not found here, nor by {sys.executable}; install it or give FILE.py:FUNCTION"
             )
-        places.append(Path(place).resolve())
-    package = places[0].parent if places[0].name == "__init__.py" else places[0]
-    return package.parent, places[-1]
+        locations.append(Path(location).resolve())
+    top, file = locations[0], locations[-1]
+    package = top.parent if top.name == "__init__.py" else top
+    return package.parent, file
 
 
 def _need_function(path: Path, function: str) -> None:

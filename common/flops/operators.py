@@ -301,8 +301,10 @@ _CTC_GRADIENT = _ctc(0, 5, 6)
 
 
 def _fourier(call: Call) -> int:
-    """Count 5 n log2(n) for a complex transform of n values and half for a real one, as is usual for
-    the radix-2 algorithm, also where n is no power of 2; 1 for each output if it is normalised."""
+    """Count 5 n log2(n) for a complex transform of n values, and half for a real one.
+
+    That is usual for the radix-2 algorithm, and is taken where n is no power of 2 too.  One more for
+    each output if it is normalised."""
     source = call.out if "c2r" in call.name else call["self"]
     n = math.prod(source.shape[dim] for dim in call["dim"])
     total = (5 if "c2c" in call.name else 2.5) * source.numel() * math.log2(max(n, 1))

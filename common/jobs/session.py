@@ -286,9 +286,10 @@ class Progress:
         )
 
     def _seconds(self, jobs: Sequence[Like]) -> float | None:
-        """Return how long jobs will take, each by earlier jobs of the same implementation and pass,
-        else of the same pass, else by a share of those of the first pass; None where there are
-        none."""
+        """Return how long jobs will take; None where nothing has run.
+
+        Each takes as long as earlier jobs of the same implementation and pass, else as those of the
+        same pass, else a share of those of the first pass."""
         by_pass: dict[str, list[float]] = defaultdict(list)
         for like, took in self.took.items():
             by_pass[like.pass_name] += took

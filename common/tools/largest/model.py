@@ -25,9 +25,9 @@ class Training:
         self.request = request
         self.device = device
         names = vars(loading.module(request.model.rpartition(":")[0]))
-        own = {key: names[key] for key in ("batch", "step") if callable(names.get(key))}
-        self.make_batch = own.get("batch", self.batch)
-        self.loss_of = own.get("step", loss_of)
+        functions = {key: names[key] for key in ("batch", "step") if callable(names.get(key))}
+        self.make_batch = functions.get("batch", self.batch)
+        self.loss_of = functions.get("step", loss_of)
         self.model = made(request, device).train()
         if request.gradient_checkpointing:
             checkpoint(self.model)
