@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from rnnt_bench.core import files, implementations, text
 from rnnt_bench.core.errors import NotRunnable, UserError
@@ -64,6 +65,11 @@ def load(name: str, arguments: Mapping[str, Any], device: str) -> torch.nn.Modul
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"{name} makes no torch.nn.Module, but {type(model).__name__}")
     return model.to(device)
+
+
+def on_device(values: Any, device: torch.device) -> Any:
+    """Return `values` with the tensors in its lists, tuples and dicts moved to a device."""
+    return tree_map(lambda value: value.to(device) if hasattr(value, "to") else value, values)
 
 
 def imported(name: str) -> Any:

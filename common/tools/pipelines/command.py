@@ -1,5 +1,5 @@
-"""The command `rnnt-bench pipelines`: from stages in a YAML and flags to what an example costs, and
-its table."""
+"""The command `rnnt-bench pipelines`: read stages in a YAML file and flags, measure every example,
+print the costs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ A stage's own value comes first, then that of `general`, then the command line's
 
 Exit code: 0; 1 if an example failed; 2 for bad usage, or if something is missing."""
 DEFAULT = files.ROOT / "examples" / "pipelines" / "pipeline.yaml"
-#: Settings of --preset quick.
+#: Keys of a configuration that flags of the same name give too.
+FLAGS = (*General.__struct_fields__, "warmup", "repeats")
+#: Values of --preset quick, where the flags of these names give no other.
 QUICK = {"dataset_size": 1, "warmup": 0, "repeats": 1}
 
 
@@ -67,7 +69,7 @@ def parser() -> Parser:
     )
     group.add_argument(
         "--made-seconds",
-        type=lambda text: [flag_types.positive(word) for word in flag_types.words(text)],
+        type=lambda text: list(map(flag_types.positive, flag_types.words(text))),
         metavar="A,B",
         help="Seconds of each made example. Default: 2,4,8",
     )
@@ -92,8 +94,9 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace, executor: session.Executor | None = None) -> int:
     """Measure the pipeline of a configuration; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
-    keys = (*General.__struct_fields__, "warmup", "repeats")
-    flags = {key: value for key in keys if (value := getattr(arguments, key, None)) is not None}
+    flags = {
+        key: value for key, value in vars(arguments).items() if key in FLAGS and value is not None
+    }
     quick = {key: value for key, value in QUICK.items() if arguments.preset and key not in flags}
     config = configured(arguments.config, flags, quick)
     config.examples = list(examples(config.general))
@@ -107,17 +110,22 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
 
 
 def planned(config: Pipeline) -> list[job.Task]:
-    """Return a task for each stage of each example."""
+    """Return a task for each stage of each example.
+
+    A task leaves its outputs in the file EXAMPLE-STAGE.pt, which the next stage's task takes."""
     tasks = []
-    for n, name in enumerate(config.examples):
+    for number, example in enumerate(config.examples):
+        taken = None
         for index, stage in enumerate(config.stages):
+            left = f"{number}-{index}.pt" if stage is not config.stages[-1] else None
             task = job.Task(
-                config.job(name, stage),
+                config.job(example, stage),
                 TOOL,
-                as_written(Request(config, n, index)),
+                as_written(Request(config, number, index)),
                 python=Path(stage.python) if stage.python else None,
-                takes=f"{n}-{index - 1}.pt" if index else None,
-                leaves=f"{n}-{index}.pt" if stage is not config.stages[-1] else None,
+                takes=taken,
+                leaves=left,
             )
             tasks.append(task)
+            taken = left
     return tasks

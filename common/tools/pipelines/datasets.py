@@ -1,7 +1,6 @@
-"""Reads the data sets of pipelines: noise of given lengths, audio by a manifest, or tokens of a
-text.
+"""Read the data sets of pipelines: noise of given lengths, audio files by a manifest, or tokens.
 
-No torch here, but for arrays of fairseq that hold its tensors."""
+This module imports torch only for a .npy file that holds its tensors."""
 
 from __future__ import annotations
 
@@ -23,23 +22,32 @@ from rnnt_bench.tools.pipelines.rows import General
 
 @dataclass
 class Tokens:
-    """Inputs of an example as its file has them: numbers (1, length) or (length,), or features; and
-    their length."""
+    """The inputs of an example, as its file has them: lists, arrays or tensors.
+
+    Attributes:
+        src_tokens: token numbers (length,) or (1, length), or features (1, length, F)
+        src_lengths: the length, or an array of one length
+    """
 
     src_tokens: Any
     src_lengths: Any
 
 
-#: Seconds of noise, a file of audio, or tokens.
+#: Seconds of noise to make, an audio file, or inputs.
 Example = float | Path | Tokens
 
 
 def examples(dataset: General) -> dict[str, Example]:
-    """Return the examples of a data set by name.  Raises UserError."""
+    """Return the first `dataset_size` examples of a data set, by their names.
+
+    Raises UserError for a path that is missing or not wanted, and for a file without examples, with
+    a wrong one, or with two of the same name."""
     if dataset.dataset_type == "made":
         if dataset.dataset_path:
-            words = f"dataset_type made reads no file; give one of {', '.join(READERS)}"
-            raise UserError(f"dataset_path {dataset.dataset_path}: {words}")
+            raise UserError(
+                f"dataset_path {dataset.dataset_path}: dataset_type made reads no file; "
+                f"give one of {', '.join(READERS)}"
+            )
         durations = dataset.made_seconds[: dataset.dataset_size]
         return {f"made-{n}-{seconds:g}s": seconds for n, seconds in enumerate(durations)}
     reader = READERS[dataset.dataset_type]
@@ -56,16 +64,18 @@ def examples(dataset: General) -> dict[str, Example]:
     return result
 
 
-def _manifest(path: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a manifest of wav2vec: a line of a folder, then lines of a file in it, a
-    tab, its samples."""
+def _read_manifest(path: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the name and the path of each audio file in a manifest of wav2vec.
+
+    Its first line is a folder.  Each further line is a file below it, a tab, and the number of
+    samples, which is not read.  Raises UserError."""
     first, *lines = files.read_text(path).splitlines() or [""]
     root = (path.parent / first.strip()).resolve()
     if not first.strip() or not root.is_dir():
         raise UserError(
             f"{path}, line 1: {first.strip()!r} is no folder; it has to be that of the audio"
         )
-    for number, line in enumerate(lines, 2):
+    for number, line in enumerate(lines, start=2):
         name = line.partition("\t")[0].strip()
         if not name:
             continue
@@ -75,40 +85,32 @@ def _manifest(path: Path) -> Iterator[tuple[str, Path]]:
         yield name, file
 
 
-class _Line(msgspec.Struct):
+class _Utterance(msgspec.Struct):
+    """A line of a .jsonl file."""
+
     id: str | int
     tokens: list[int]
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Tokens]]:
-    """Yield the utterances of JSON lines: {"id": "a", "tokens": [4, 5, 2]}."""
-    decoder = msgspec.json.Decoder(_Line)
-    for number, text in enumerate(files.read_text(path).splitlines(), 1):
-        if not text.strip():
+def _read_jsonl(path: Path) -> Iterator[tuple[str, Tokens]]:
+    """Yield the id and the tokens of each line such as {"id": "a", "tokens": [4, 5, 2]}.  Raises
+    UserError."""
+    decoder = msgspec.json.Decoder(_Utterance)
+    for number, line in enumerate(files.read_text(path).splitlines(), start=1):
+        if not line.strip():
             continue
         try:
-            line = decoder.decode(text)
+            utterance = decoder.decode(line)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise UserError(
                 f'{path}, line {number}: {first_line(error)}; give lines such as {{"id": "a", "tokens": [4, 5, 2]}}'
             ) from None
-        if not line.tokens:
-            raise UserError(f"{path}, line {number}: {line.id} has no tokens")
-        yield str(line.id), Tokens(line.tokens, len(line.tokens))
+        if not utterance.tokens:
+            raise UserError(f"{path}, line {number}: {utterance.id} has no tokens")
+        yield str(utterance.id), Tokens(utterance.tokens, len(utterance.tokens))
 
 
-class _Plain(pickle.Unpickler):
-    """Makes arrays of numpy and tensors of torch, and calls nothing else that a pickle names."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch.storage", "_load_from_bytes"):
-            return _storage
-        module = module.replace("numpy._core.", "numpy.core.")  # numpy 2 takes the old name too
-        if (module, name) not in _MAKERS:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no plain data")
-        return super().find_class(module, name)
-
-
+#: Functions and classes of which a pickle of arrays and tensors is made: module, name.
 _MAKERS = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
@@ -120,19 +122,45 @@ _MAKERS = {
 }
 
 
-def _storage(content: bytes) -> Any:
-    """Return the storage of a tensor, as torch.storage does, which would run what a pickle in it
-    says."""
+class _PlainUnpickler(pickle.Unpickler):
+    """Makes arrays of numpy and tensors of torch, and refuses to call anything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch.storage", "_load_from_bytes"):
+            return _load_storage
+        module = module.replace("numpy._core.", "numpy.core.")  # numpy 2 takes the old name too
+        if (module, name) not in _MAKERS:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no plain data")
+        return super().find_class(module, name)
+
+
+def _load_storage(content: bytes) -> Any:
+    """Return the storage of a tensor from its bytes.
+
+    torch's own function would run whatever code the pickle within these bytes names."""
     import torch
 
     return torch.load(io.BytesIO(content), weights_only=True)
 
 
-def _arrays(path: Path) -> Iterator[tuple[str, Tokens]]:
-    """Yield the examples of an array of fairseq's benchmark: {id, net_input: {src_tokens,
-    src_lengths}} each.
+def _read_npy(path: Path) -> Iterator[tuple[str, Tokens]]:
+    """Yield the id and the inputs of each example that fairseq's benchmark saved.
 
-    It is a pickle, of which arrays, tensors, numbers and texts are made."""
+    The file holds dicts {id, net_input: {src_tokens, src_lengths}}.  Raises UserError."""
+    for number, example in enumerate(_load_objects(path), start=1):
+        try:
+            inputs = example["net_input"]
+            yield str(example["id"]), Tokens(inputs["src_tokens"], inputs["src_lengths"])
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise UserError(
+                f"{path}, example {number}: {shown(example)} is not {{id, net_input: {{src_tokens, src_lengths}}}}"
+            ) from None
+
+
+def _load_objects(path: Path) -> list[Any]:
+    """Return the elements of an array of objects that numpy.save wrote.
+
+    It is read as numpy.load does, but with an unpickler that runs no code.  Raises UserError."""
     import numpy
 
     try:
@@ -142,35 +170,32 @@ def _arrays(path: Path) -> Iterator[tuple[str, Tokens]]:
         _, _, dtype = read_header(stream)
         if not dtype.hasobject:
             raise ValueError(f"an array of {dtype}")
-        values = _Plain(stream).load()
+        return list(_PlainUnpickler(stream).load().flat)
     except Exception as error:  # a pickle raises errors of any kind
         reason = getattr(error, "strerror", None) or first_line(error)
         raise UserError(
             f"cannot read {path}: {reason}; give a list of examples that numpy.save wrote"
         ) from error
-    for number, value in enumerate(getattr(values, "flat", ()), 1):
-        try:
-            inputs = value["net_input"]
-            yield str(value["id"]), Tokens(inputs["src_tokens"], inputs["src_lengths"])
-        except (KeyError, IndexError, TypeError, ValueError):
-            raise UserError(
-                f"{path}, example {number}: {shown(value)} is not {{id, net_input: {{src_tokens, src_lengths}}}}"
-            ) from None
 
 
 class Reader(NamedTuple):
-    """Yields the name and the example of each in a file; content: what such a file holds."""
+    """A kind of file.
+
+    Attributes:
+        read: yields the name of each example in a file, and the example
+        content: what such a file holds, for messages
+    """
 
     read: Callable[[Path], Iterator[tuple[str, Example]]]
     content: str
 
 
-#: Type of a data set -> its reader.
+#: Type of a data set that is read from a file -> its reader.
 READERS = {
-    "raw": Reader(_manifest, "a manifest"),
+    "raw": Reader(_read_manifest, "a manifest"),
     "npy": Reader(
-        _arrays,
+        _read_npy,
         "an array of {id, net_input: {src_tokens, src_lengths}}, as fairseq's benchmark saves it",
     ),
-    "jsonl": Reader(_lines, "JSON lines of id and tokens"),
+    "jsonl": Reader(_read_jsonl, "JSON lines of id and tokens"),
 }

@@ -1,7 +1,7 @@
-"""One stage of a speech system on one example: its time, then its peaks, then its operations.
+"""Measure one stage of a speech system on one example: time, then peaks of memory, then operations.
 
-A stage's inputs are made before it is timed, from what the stage before it left in a file of the
-run."""
+The inputs of a stage are made before it is timed: from the example, or from what the stage before
+it left in a file of the run's folder.  Only the current stage's model is loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.utils._pytree import tree_map
 
 from rnnt_bench.core.errors import NotRunnable, UserError
 from rnnt_bench.core.jobspec import JobSpec
@@ -31,39 +30,27 @@ from rnnt_bench.tools.pipelines.rows import Costs, Pipeline, Request, Stage
 
 
 def run(job: JobSpec) -> Iterator[Any]:
-    """Yield the records of a stage.  Raises UserError, NotRunnable, and whatever the stage
-    raises."""
+    """Yield the records of a stage on an example: its environment, then its costs.
+
+    Raises UserError, NotRunnable, and whatever the stage raises."""
     settings = job.settings
+    folder = Path(job.folder)
     request = msgspec.convert(job.request, Request)
     stage = request.config.stages[request.stage]
     device = set_up_torch(settings)
-    folder = Path(job.folder)
     seconds = None
-    if request.stage:
-        before = folder / str(job.takes)
-        if not before.exists():
-            raise NotRunnable("unsupported", "the stage before gave nothing")
-        source = torch.load(before, map_location="cpu", weights_only=True)
+    if job.takes:
+        source = _received(folder / job.takes)
     else:
         source, seconds = _loaded(request.config, request.example, settings.seed)
     yield environment(settings, device)
     torch.manual_seed(settings.seed)
     if stage.builder:
         source = loading.imported(stage.builder)(source)
-    elif not request.stage:
+    elif not job.takes:
         source = source["src_tokens"], source["src_lengths"]
     with torch.no_grad():
-        model = loading.made(stage.factory, loading.imported(stage.factory), stage.arguments)
-        if not callable(model):
-            raise UserError(
-                f"{stage.name}: {stage.factory} makes {type(model).__name__}, which cannot be called"
-            )
-        if isinstance(model, torch.nn.Module):
-            model.to(device).eval()
-        inputs = tree_map(
-            lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, source
-        )
-        call = Call(model, inputs)
+        call = Call(_made(stage, device), loading.on_device(source, device))
         costs = measured(call, stage, device)
         outputs = call.outputs()
         check_numbers(outputs, stage.name)
@@ -74,11 +61,19 @@ def run(job: JobSpec) -> Iterator[Any]:
     yield Measured(value=msgspec.structs.replace(costs, seconds=seconds))
 
 
-def _loaded(config: Pipeline, index: int, seed: int) -> tuple[dict[str, Any], float | None]:
-    """Return the source that an example gives, and the seconds of its audio, None of a text.
+def _received(path: Path) -> Any:
+    """Return what the stage before left in a file.  Raises NotRunnable where it left nothing."""
+    if not path.exists():
+        raise NotRunnable("unsupported", "the stage before gave nothing")
+    return torch.load(path, map_location="cpu", weights_only=True)
 
-    ``src_tokens`` are samples (1, samples), tokens (1, length) or features (1, length, F),
-    ``src_lengths`` their length (1,)."""
+
+def _loaded(config: Pipeline, index: int, seed: int) -> tuple[dict[str, Any], float | None]:
+    """Return the example of this index as a stage's builder takes it, and the seconds of its audio.
+
+    The example is a dict: `id`, `src_tokens`, `src_lengths`.  `src_tokens` are samples (1,
+    samples), tokens (1, length) or features (1, length, F); `src_lengths` is their length (1,).
+    The seconds are None where the example is no audio."""
     name = config.examples[index]
     rate = config.general.target_sr
     example = examples(config.general)[name]
@@ -93,17 +88,30 @@ def _loaded(config: Pipeline, index: int, seed: int) -> tuple[dict[str, Any], fl
             tokens = recognisers.noise(example, rate, seed + index)
         lengths = torch.tensor([len(tokens)])
         seconds = len(tokens) / rate
-    if tokens.dim() < 2:
+    if tokens.dim() == 1:
         tokens = tokens[None]
     return {"id": name, "src_tokens": tokens, "src_lengths": lengths}, seconds
 
 
+def _made(stage: Stage, device: torch.device) -> Callable[..., Any]:
+    """Return the model that a stage's factory makes, on a device.  Raises UserError."""
+    model = loading.made(stage.factory, loading.imported(stage.factory), stage.arguments)
+    if not callable(model):
+        raise UserError(
+            f"{stage.name}: {stage.factory} makes {type(model).__name__}, which cannot be called"
+        )
+    if isinstance(model, torch.nn.Module):
+        model.to(device).eval()
+    return model
+
+
 def _send(outputs: Any, path: Path) -> None:
-    """Write what goes to the next stage: tensors, numbers, texts, and nests of these.  Raises
-    UserError for others."""
+    """Write the inputs of the next stage to a file: tensors, numbers, texts, and nests of these.
+
+    Raises UserError for anything else."""
     try:
         torch.save(outputs, path)
-        torch.load(path, map_location="cpu", weights_only=True)
+        _received(path)  # as the next stage reads it
     except (AttributeError, TypeError, pickle.PickleError) as error:
         path.unlink(missing_ok=True)
         raise UserError(
@@ -114,8 +122,11 @@ def _send(outputs: Any, path: Path) -> None:
 
 @dataclass
 class Call:
-    """A call of a stage's model.  inputs: a mapping of keywords, a tuple of positional arguments,
-    or a single one."""
+    """A call of a stage's model.
+
+    Attributes:
+        inputs: a mapping of keywords, a tuple of positional arguments, or the only argument
+    """
 
     model: Callable[..., Any]
     inputs: Any
@@ -129,12 +140,15 @@ class Call:
         return self.model(self.inputs)
 
     def run(self, after_forward: Callable[[], None] = lambda: None) -> None:
+        """Make one call, as a step that instruments.clock times."""
         self.outputs()
         after_forward()
 
 
 def measured(call: Call, stage: Stage, device: torch.device) -> Costs:
-    """Return what calls of a stage cost."""
+    """Return the costs of a call: its times, then its peaks of memory, then its operations.
+
+    Operations come last: counting them imports modules, which would be in the process's peak."""
     clock = Clock(device)
     for _ in range(stage.warmup):
         measure.time_call(call, clock)
@@ -143,10 +157,9 @@ def measured(call: Call, stage: Stage, device: torch.device) -> Costs:
     peaks = measure.peaks(call, device)
     allocated = peaks.device_allocated_bytes
     counter = FlopCounter(call.model if isinstance(call.model, torch.nn.Module) else None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is not counted is in the record
-        with counter:  # last, since it imports what would be in the peak of the process
-            call.outputs()
+    with warnings.catch_warnings(), counter:
+        warnings.simplefilter("ignore")  # the record names the operators without a rule
+        call.outputs()
     return Costs(
         wall_ns=[sample.total_wall_ns for sample in samples],
         busy=sum(bool(sample.flags) for sample in samples),

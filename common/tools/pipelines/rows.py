@@ -1,5 +1,7 @@
-"""Tells from the records of a pipeline what an utterance costs: time, memory and operations, by
-stage."""
+"""Read the configuration and the records of a pipeline: what an utterance costs, stage by stage.
+
+A pipeline is a speech system of one or more stages, such as recognition, translation, synthesis.
+An utterance of its data set is called an example."""
 
 from __future__ import annotations
 
@@ -21,11 +23,12 @@ from rnnt_bench.tools import configuration
 from rnnt_bench.tools.kept import NOT_RUN, Answer, Kept, slice_of
 
 TOOL, TITLE = "pipeline", "Pipelines: what an utterance costs"
-#: Statuses of an example that ended by itself, and did not end well, are all but these.
-UNFAILED = ("ok", NOT_RUN, "interrupted")
+#: Statuses of an example that was not stopped by a failure of its own.
+NOT_FAILED = ("ok", NOT_RUN, "interrupted")
+#: What the table calls the row of all stages.
+ALL = "all (memory: largest)"
 _mb = partial(metric, scale=1 / text.MB, unit="bytes", better="lower")
-#: The numbers of a stage or the whole: keys in CSV and JSON, and columns of the table, in this
-#: order.
+#: The numbers of a stage, or of all stages: keys in CSV and JSON, columns of the table, in order.
 NUMBERS = (
     metric("run_time_s", "run time s", unit="s", better="lower"),
     metric("rtf", "RTF", lambda value: "-" if value is None else f"{value:.2E}", better="lower"),
@@ -36,9 +39,10 @@ NUMBERS = (
     metric("macs", "MACs", text.quantity, better="lower"),
     metric("flops", "FLOPs", text.quantity, better="lower"),
 )
-#: Columns that add up over the stages, which run one after the other. Memory does not.
+#: Numbers that add up over the stages, which run one after the other.  Of the others, which are
+#: memory, the largest counts.
 ADDED = ("run_time_s", "rtf", "macs", "flops")
-#: Type of a classic system -> number of its stages.
+#: Type of a classic system -> how many stages it may have.
 MODEL_TYPES = {
     **dict.fromkeys(("S2S", "S2T", "TTS", "MT"), (1,)),
     "S2UT": (1, 2),
@@ -48,9 +52,15 @@ MODEL_TYPES = {
 
 
 class General(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Keys of the whole pipeline, which `general` and the command line give.  dataset_type: "made"
-    (noise), or what is at dataset_path, see datasets.READERS; dataset_size: the first examples;
-    target_sr: samples in a second."""
+    """Keys of the whole pipeline, which `general` and the command line give.
+
+    Attributes:
+        model_type: of a classic system, which fixes its number of stages
+        dataset_type: "made" (noise), or the kind of file at dataset_path, see datasets.READERS
+        dataset_size: how many examples are measured, the first ones; None for all
+        target_sr: sample rate of audio, Hz
+        made_seconds: duration of each made example
+    """
 
     model_type: Literal[tuple(MODEL_TYPES)] | None = None  # type: ignore[valid-type]
     dataset_type: Literal["made", "raw", "npy", "jsonl"] = "made"
@@ -66,11 +76,15 @@ class General(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Stage(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Keys of a stage; `general` may give all but its name, the command line the numbers.
+    """Keys of a stage.  `general` may give all but the name, the command line warmup and repeats.
 
-    factory: "module:name" or "file.py:name" of what makes the model; builder: makes the inputs of
-    the example, or of what the stage before gave; converter: makes of the outputs what the next
-    gets; python: None for the command's."""
+    Attributes:
+        factory: makes the model; this and the next two are "module:name" or "file.py:name"
+        builder: makes the inputs, from the example or from what the stage before left
+        converter: makes from the outputs what the next stage gets
+        python: path of the Python in which the stage runs; None for the command's
+        warmup, repeats: number of calls before the timed ones, and of timed calls
+    """
 
     name: configuration.Text
     factory: configuration.Text
@@ -82,8 +96,12 @@ class Stage(Struct, forbid_unknown_fields=True, kw_only=True):
     repeats: configuration.Positive = 5
 
 
+#: Keys of a stage that `general` may give for all stages.
+SHARED = frozenset(Stage.__struct_fields__) - {"name"}
+
+
 class Pipeline(Struct, kw_only=True):
-    """A configuration.  examples: the names of those of the data set."""
+    """A configuration, with the names of the examples of its data set."""
 
     general: General
     stages: list[Stage]
@@ -95,7 +113,7 @@ class Pipeline(Struct, kw_only=True):
 
 
 class Request(Struct):
-    """Hold a configuration and the numbers of the example and the stage of it that a job measures."""
+    """Ask a job for the costs of a stage on an example; both are indices in the configuration."""
 
     config: Pipeline
     example: int
@@ -105,10 +123,16 @@ class Request(Struct):
 class Costs(Struct, kw_only=True):
     """The costs of a stage on an example.
 
-    wall_ns: time of each timed call; busy: calls beside other load; memory_bytes: peak of a call
-    above the level before it, resident on a CPU, of torch's allocator on CUDA; process_bytes:
-    resident peak of the process; macs, flops: of a call, forward; not_counted: operators without a
-    rule; seconds: of audio in the example, for the first stage."""
+    Attributes:
+        wall_ns: time of each timed call
+        busy: how many timed calls ran beside other load
+        memory_bytes: peak of a call above the level before it; resident memory on a CPU, torch's
+            allocator on CUDA
+        process_bytes: resident peak of the process
+        macs, flops: operations of a call, forward
+        not_counted: operators for which no rule counts operations
+        seconds: duration of the example's audio; None for later stages, and for text
+    """
 
     wall_ns: Annotated[list[int], Meta(min_length=1)]
     busy: int
@@ -121,67 +145,81 @@ class Costs(Struct, kw_only=True):
 
 
 def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -> Pipeline:
-    """Return a YAML file's configuration: a stage over `general` over `flags`, `quick` over all.
-    Raises UserError."""
-    values = configuration.read(path)
-    numbered = [key for key in values if re.fullmatch(r"stage\d+", key)]
-    names = [f"stage{number}" for number in range(1, 1 + len(numbered))]  # without a gap
-    for key, content in values.items():
-        if key not in ("general", *names):
-            gap = "; stages are numbered from 1, without a gap" if key.startswith("stage") else ""
-            raise UserError(
-                f"{path}: unknown key {text.shown(key)}{gap or text.closest(key, ['general', *names])}"
-            )
-        if not isinstance(content, dict) and (key != "general" or content):
-            raise UserError(f"{path}: {key}: give keys and values, not {text.shown(content)}")
-    if not names:
-        raise UserError(f"{path}: has no stage1; a system that is end to end has one stage")
-    of_stages = {*Stage.__struct_fields__} - {"name"}
-    shared = {**flags, **(values.get("general") or {}), **quick}
-    whole = {key: value for key, value in shared.items() if key not in of_stages}
-    general = configuration.converted(whole, General, f"{path}: general")
-    accepted = MODEL_TYPES.get(general.model_type or "", (len(names),))
-    if len(names) not in accepted:
-        wanted = " or ".join(map(str, accepted))
-        raise UserError(
-            f"{path}: general.model_type: {general.model_type} has {wanted} stages, not {len(names)}"
-        )
+    """Return the configuration in a YAML file.
+
+    `quick` counts first, then a stage's own values, then those of `general`, then `flags`.  Raises
+    UserError."""
+    content = configuration.read(path)
+    names = _check_keys(path, content)
+    shared = {**flags, **(content.get("general") or {}), **quick}
+    for_stages = {key: value for key, value in shared.items() if key in SHARED}
+    for_all = {key: value for key, value in shared.items() if key not in SHARED}
+    general = configuration.converted(for_all, General, f"{path}: general")
     if general.dataset_path is not None:
         general.dataset_path = str(configuration.located(general.dataset_path, path))
-    below = {key: value for key, value in shared.items() if key in of_stages}
-    above = {key: value for key, value in quick.items() if key in of_stages}
-    stages: list[Stage] = []
-    for key in names:
-        stage = configuration.converted(
-            {"name": key, **below, **values[key], **above}, Stage, f"{path}: {key}"
+    allowed = MODEL_TYPES.get(general.model_type or "", (len(names),))
+    if len(names) not in allowed:
+        raise UserError(
+            f"{path}: general.model_type: {general.model_type} has {' or '.join(map(str, allowed))} stages, "
+            f"not {len(names)}"
         )
-        if stage.name in [other.name for other in stages]:
+    overrides = {key: value for key, value in quick.items() if key in SHARED}
+    stages = [
+        _stage(path, key, {"name": key, **for_stages, **content[key], **overrides}) for key in names
+    ]
+    for index, stage in enumerate(stages):
+        if stage.name in [other.name for other in stages[:index]]:
             raise UserError(
                 f"{path}: two stages are called {text.shown(stage.name)}; give each a name of its own"
             )
-        for name in ("factory", "builder", "converter"):
-            setattr(
-                stage,
-                name,
-                getattr(stage, name) and configuration.python_name(getattr(stage, name), path),
-            )
-        stage.python = stage.python and configuration.file(
-            stage.python, path, f"{path}: {key}.python"
-        )
-        stages.append(stage)
     return Pipeline(general=general, stages=stages)
 
 
-class Part(Struct, kw_only=True):
-    """A row of a stage, or of all of them, over the examples that ended well; numbers are null
-    where none is known.
+def _check_keys(path: Path, content: Mapping[str, Any]) -> list[str]:
+    """Return the keys of the stages in a YAML file: ["stage1", "stage2"].
+
+    Raises UserError for other keys than these and "general", for a gap in the numbers, for no
+    stage, and for a value that is no mapping."""
+    numbered = [key for key in content if re.fullmatch(r"stage\d+", key)]
+    names = [f"stage{number}" for number in range(1, 1 + len(numbered))]
+    for key, value in content.items():
+        if key not in ("general", *names):
+            advice = text.closest(key, ["general", *names])
+            if key.startswith("stage"):
+                advice = "; stages are numbered from 1, without a gap"
+            raise UserError(f"{path}: unknown key {text.shown(key)}{advice}")
+        is_empty = key == "general" and not value
+        if not isinstance(value, dict) and not is_empty:
+            raise UserError(f"{path}: {key}: give keys and values, not {text.shown(value)}")
+    if not names:
+        raise UserError(f"{path}: has no stage1; a system that is end to end has one stage")
+    return names
+
+
+def _stage(path: Path, key: str, content: Mapping[str, Any]) -> Stage:
+    """Return the stage `key` of the file at `path`, with the paths in it absolute.  Raises
+    UserError."""
+    stage = configuration.converted(content, Stage, f"{path}: {key}")
+    for name in ("factory", "builder", "converter"):
+        value = getattr(stage, name)
+        if value:
+            setattr(stage, name, configuration.python_name(value, path))
+    if stage.python:
+        stage.python = configuration.file(stage.python, path, f"{path}: {key}.python")
+    return stage
+
+
+class Row(Struct, kw_only=True):
+    """The costs of a stage, or of all stages, over the examples that ended well.
+
+    A number is None where no example has it.
 
     Attributes:
-        failed: examples that it ended
-        not_counted: operators without a rule
-        run_time_s: mean of medians over repeats
-        rtf: sum of these over the seconds of all audio
-        memory_bytes, process_bytes, macs, flops: means
+        failed: number of examples that ended here by a failure
+        not_counted: operators for which no rule counts operations
+        run_time_s: mean over examples of the median over repeats
+        rtf: real-time factor, the sum of run times over the seconds of all audio
+        memory_bytes, process_bytes, macs, flops: means over examples
         most_memory_bytes, most_process_bytes: of the example with the most
     """
 
@@ -198,12 +236,12 @@ class Part(Struct, kw_only=True):
     flops: float | None
 
 
-def part(stage: str, costs: list[Costs], seconds: float, failed: int) -> Part:
-    """Return a stage.  seconds: of all audio of `costs`."""
+def stage_row(stage: str, costs: Sequence[Costs], seconds: float, failed: int) -> Row:
+    """Return the row of a stage from its costs on each example.  seconds: duration of all audio."""
     times = [median(cost.wall_ns) / 1e9 for cost in costs]
     memory = [cost.memory_bytes for cost in costs if cost.memory_bytes is not None]
     process = [cost.process_bytes for cost in costs if cost.process_bytes is not None]
-    return Part(
+    return Row(
         stage=stage,
         failed=failed,
         not_counted=sorted({name for cost in costs for name in cost.not_counted}),
@@ -222,85 +260,136 @@ def _mean(numbers: Sequence[float]) -> float | None:
     return fmean(numbers) if numbers else None
 
 
-#: How tables call the row of all stages.
-ALL = "all (memory: largest)"
-
-
-def whole(parts: list[Part]) -> Part:
-    """Return stages that run one after the other as one."""
+def total_row(rows: Sequence[Row]) -> Row:
+    """Return the row of all stages, which run one after the other."""
     numbers: dict[str, float | None] = {}
-    for key in (number.key for number in NUMBERS):
-        of_parts = [getattr(part, key) for part in parts]
-        numbers[key] = None if None in of_parts else (sum if key in ADDED else max)(of_parts)
-    not_counted = sorted({name for part in parts for name in part.not_counted})
-    return Part(
-        stage="all", failed=sum(part.failed for part in parts), not_counted=not_counted, **numbers
-    )
+    for number in NUMBERS:
+        of_stages = [getattr(row, number.key) for row in rows]
+        combine = sum if number.key in ADDED else max
+        numbers[number.key] = None if None in of_stages else combine(of_stages)
+    not_counted = sorted({name for row in rows for name in row.not_counted})
+    failed = sum(row.failed for row in rows)
+    return Row(stage="all", failed=failed, not_counted=not_counted, **numbers)
+
+
+class Ended(Struct):
+    """How the examples of a run ended.
+
+    Attributes:
+        costs: of each example that ended well, a Costs for each stage
+        failed: of each example that failed, the index of the stage
+        statuses: of every example
+        failures: lines that say which example failed, where and why
+    """
+
+    costs: list[list[Costs]] = []
+    failed: list[int] = []
+    statuses: list[str] = []
+    failures: list[str] = []
+
+    @property
+    def busy(self) -> int:
+        """Return how many of the examples that ended well ran beside other load."""
+        return sum(any(cost.busy for cost in costs) for costs in self.costs)
+
+
+def ended(config: Pipeline, kept: Kept) -> Ended:
+    """Return how the examples of a run ended.  Raises ValueError for records that are wrong."""
+    result = Ended()
+    for example in config.examples:
+        costs = []
+        for stage in config.stages:
+            job = kept.job(config.job(example, stage))
+            if job.status != "ok":
+                break
+            costs.append(job.of(Costs)[0])
+        result.statuses.append(job.status)
+        if job.status == "ok":
+            result.costs.append(costs)
+        elif job.status not in NOT_FAILED:
+            result.failed.append(len(costs))
+        if job.reason:
+            result.failures.append(f"{example}: {stage.name}: {job.status}: {job.reason}")
+    return result
 
 
 def answer(kept: Kept) -> Answer:
-    """Return what a run found out.  Raises ValueError for records that are wrong."""
+    """Return the answer of a run: a row for each stage, and one for all of several.
+
+    Raises ValueError for records that are wrong."""
     config = schema.typed(kept.header.config, Pipeline)
-    names = [stage.name for stage in config.stages]
-    result = Answer(kept.header.name)
-    well: list[list[Costs]] = []
-    failed: list[int] = []  # the number of the stage that failed, of each example that did
-    for example in config.examples:
-        jobs = [kept.job(config.job(example, stage)) for stage in config.stages]
-        number, end = next(
-            ((n, job) for n, job in enumerate(jobs) if job.status != "ok"), (0, jobs[0])
-        )
-        result.statuses.append(end.status)
-        if end.status == "ok":
-            well.append([job.of(Costs)[0] for job in jobs])
-        elif end.status not in UNFAILED:
-            failed.append(number)
-        if end.reason:
-            result.failures.append(f"{example}: {names[number]}: {end.status}: {end.reason}")
-    seconds = sum(costs[0].seconds or 0 for costs in well)
-    every = [
-        part(name, [costs[index] for costs in well], seconds, failed.count(index))
-        for index, name in enumerate(names)
-    ]
-    every += [whole(every)] if len(every) > 1 else []
-    total = every[-1]
-    busy = sum(any(cost.busy for cost in costs) for costs in well)
-    if total.run_time_s is not None and total.memory_bytes is not None:
-        largest = " of the largest stage" if len(every) > 1 else ""
-        memory = text.number(total.memory_bytes / text.MB)
-        amounts = f"memory{largest} {memory} MB, {text.quantity(total.flops, 'FLOPs')}"
-        mean = f"an utterance (mean of {text.count(len(well), 'example')})"
-        load = f" (beside other load in {text.count(busy, 'example')})" if busy else ""
-        result.total.append(f"run time {text.number(total.run_time_s)} s{load}, {amounts} {mean}")
-    if len(every) > 1:
-        result.lines.append(
-            "run time, MACs and FLOPs of stages add up; memory is the largest of a stage"
-        )
-    result.lines += kept.machine
-    if failed and well:
-        words = f"{len(failed)} of {len(config.examples)} examples failed"
-        result.lines.append(f"{words}: means are of the others alone")
-    if busy:
-        words = f"{text.count(busy, 'example')} ran beside other load"
-        result.lines.append(f"{words}: times are too long")
-    if total.not_counted:
-        result.lines.append(f"not counted in FLOPs: {', '.join(total.not_counted)}")
-    rest = "" if len(well) == len(config.examples) else f" of {len(config.examples)}"
+    examples = ended(config, kept)
+    seconds = sum(costs[0].seconds or 0 for costs in examples.costs)
+    rows = []
+    for index, stage in enumerate(config.stages):
+        costs = [of_example[index] for of_example in examples.costs]
+        rows.append(stage_row(stage.name, costs, seconds, examples.failed.count(index)))
+    if len(rows) > 1:
+        rows.append(total_row(rows))
+    measured = len(examples.costs)
+    of_all = f" of {len(config.examples)}" if measured < len(config.examples) else ""
+    titles = [*(stage.name for stage in config.stages), ALL]
     table = [
         {
-            "stage": Cell(line.stage if len(names) == 1 or line is not total else ALL),
-            "examples": Cell(f"{len(well)}{rest}", len(well)),
-            **cells(NUMBERS, line),
-            "status": Cell(f"{line.failed} failed" if line.failed else ""),
+            "stage": Cell(title),
+            "examples": Cell(f"{measured}{of_all}", measured),
+            **cells(NUMBERS, row),
+            "status": Cell(f"{row.failed} failed" if row.failed else ""),
         }
-        for line in every
+        for title, row in zip(titles, rows)
     ]
-    result.tables.append(tabulated("stages", "An utterance, stage by stage", filled(table)))
-    counts = {"examples": len(well), "of": len(config.examples), "busy": busy}
-    for line in every:
-        row = {"stage": line.stage, **counts, **values(NUMBERS, line)}
-        result.rows.append({**row, "not_counted": line.not_counted, "failed": line.failed})
-    return result
+    counts = {"examples": measured, "of": len(config.examples), "busy": examples.busy}
+    return Answer(
+        kept.header.name,
+        total=_total(rows, examples),
+        tables=[tabulated("stages", "An utterance, stage by stage", filled(table))],
+        lines=_notes(rows, examples, kept),
+        failures=examples.failures,
+        rows=[
+            {
+                "stage": row.stage,
+                **counts,
+                **values(NUMBERS, row),
+                "not_counted": row.not_counted,
+                "failed": row.failed,
+            }
+            for row in rows
+        ],
+        statuses=examples.statuses,
+    )
+
+
+def _total(rows: Sequence[Row], examples: Ended) -> list[str]:
+    """Return the costs of an utterance in a line; [] where a number is not known."""
+    total = rows[-1]
+    if total.run_time_s is None or total.memory_bytes is None:
+        return []
+    busy = text.count(examples.busy, "example")
+    load = f" (beside other load in {busy})" if examples.busy else ""
+    largest = " of the largest stage" if len(rows) > 1 else ""
+    memory = text.number(total.memory_bytes / text.MB)
+    mean = f"mean of {text.count(len(examples.costs), 'example')}"
+    return [
+        f"run time {text.number(total.run_time_s)} s{load}, memory{largest} {memory} MB, "
+        f"{text.quantity(total.flops, 'FLOPs')} an utterance ({mean})"
+    ]
+
+
+def _notes(rows: Sequence[Row], examples: Ended, kept: Kept) -> list[str]:
+    """Return the lines below the table: how to read it, the machine, and why numbers may be off."""
+    lines = []
+    if len(rows) > 1:
+        lines.append("run time, MACs and FLOPs of stages add up; memory is the largest of a stage")
+    lines += kept.machine
+    if examples.failed and examples.costs:
+        failed = f"{len(examples.failed)} of {len(examples.statuses)} examples failed"
+        lines.append(f"{failed}: means are of the others alone")
+    if examples.busy:
+        busy = text.count(examples.busy, "example")
+        lines.append(f"{busy} ran beside other load: times are too long")
+    if rows[-1].not_counted:
+        lines.append(f"not counted in FLOPs: {', '.join(rows[-1].not_counted)}")
+    return lines
 
 
 SLICE = slice_of(TOOL, TITLE, answer)
