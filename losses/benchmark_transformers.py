@@ -66,10 +66,8 @@ class Transformers(Adapter):
         }
 
     def call(self, tensors, prepared):
-        logits = tensors["logits"]
-        durations = len(self.lattice.durations)
-        scores = logits.split([logits.size(-1) - durations, durations], -1)
-        return self.function()(*scores, **vars(prepared), **self.options())
+        tokens, durations = self.lattice.split(tensors["logits"])
+        return self.function()(tokens, durations, **vars(prepared), **self.options())
 
 
 ADAPTER = Transformers

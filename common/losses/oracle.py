@@ -1,11 +1,13 @@
-"""The transducer loss in float64, simple enough to check by eye: every implementation is judged by
-it.
+"""Compute the transducer loss in float64, simply enough to check by eye: the oracle.
 
-Graves, "Sequence Transduction with Recurrent Neural Networks" (2012), section 2.4: forward
-variables alpha(t, u) and backward variables beta(t, u) over the lattice of T frames and U targets,
-and the posterior of each arc from their product.  Beside the table of rnnt_bench.losses.topologies,
-which `reference` reads too, it shares no code with the implementations that it judges.  A test
-compares it with a sum over all paths.
+Every implementation is judged by it.  It follows Graves, "Sequence Transduction with Recurrent
+Neural Networks" (2012), section 2.4.  Over the lattice of T frames and U targets it computes
+forward variables alpha(t, u) and backward variables beta(t, u).  Their product gives the posterior
+of each arc.
+
+It shares no code with the implementations that it judges, except the table of
+rnnt_bench.losses.topologies, which also `reference` reads.  A test compares it with a sum over all
+paths.
 """
 
 from __future__ import annotations
@@ -23,17 +25,16 @@ from rnnt_bench.losses.topologies import REGULAR, Arc, Topology, chosen, next_ta
 LOG_ZERO = -math.inf
 
 
-def _by_diagonal(arcs: Sequence[Arc], dtype: Any = np.float64) -> list[np.ndarray]:
-    """Return the weights (T + U + 1, U + 1) of each arc: [t + u, u] is that of cell (t, u),
-    LOG_ZERO outside."""
-    T, U1 = arcs[0].weight.shape
-    t, u = np.arange(T + U1)[:, None] - np.arange(U1), np.arange(U1)
-    weights = []
-    for dt, du, weight in arcs:
-        inside = (t >= 0) & (t < T) & (t + dt <= T) & (u + du < U1)
-        numbers = weight.detach().cpu().double().numpy()
-        weights.append(np.where(inside, numbers[t.clip(0, T - 1), u], LOG_ZERO).astype(dtype))
-    return weights
+def _skewed(arc: Arc, dtype: Any) -> np.ndarray:
+    """Return the weights of an arc by diagonal, (T+U+1, U+1): row t + u, column u is of cell (t, u).
+
+    LOG_ZERO stands where there is no such cell, or where the arc leads out of the lattice."""
+    T, U1 = arc.weight.shape
+    u = np.arange(U1)
+    t = np.arange(T + U1)[:, None] - u
+    inside = (t >= 0) & (t < T) & (t + arc.dt <= T) & (u + arc.du < U1)
+    weights = arc.weight.detach().cpu().double().numpy()
+    return np.where(inside, weights[t.clip(0, T - 1), u], LOG_ZERO).astype(dtype)
 
 
 def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> tuple[float, list[torch.Tensor]]:
@@ -41,39 +42,40 @@ def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> tuple[float, list[t
     its arcs.
 
     A posterior is the derivative of the log-likelihood with respect to the weight (T, U+1) of the
-    arc.  If there is no path the log-likelihood is -inf and the posteriors are zero.  Cells that
-    have t + u in common do not depend on each other, so they are one step.  dtype: of the sums;
-    numpy.float32 tells what a right loss in float32 loses.
+    arc.  If there is no path the log-likelihood is -inf and the posteriors are zero.  Cells of a
+    diagonal, which have t + u in common, do not depend on each other, so they are computed at once.
+
+    dtype: of the sums; numpy.float32 shows how much a right loss in float32 loses.
     """
-    weights = _by_diagonal(arcs, dtype)
-    alpha = np.full_like(weights[0], LOG_ZERO)
+    skewed = [_skewed(arc, dtype) for arc in arcs]
+    diagonals, U1 = skewed[0].shape
+    T = diagonals - U1
+    alpha = np.full_like(skewed[0], LOG_ZERO)
     alpha[0, 0] = 0.0
-    steps, U1 = alpha.shape
-    T, u = steps - U1, np.arange(U1)
-    for step in range(steps):
-        for (dt, du, _), skewed in zip(arcs, weights):
-            ahead = step + dt + du
-            if ahead < steps:
-                alpha[ahead, du:] = np.logaddexp(
-                    alpha[ahead, du:], (alpha[step] + skewed[step])[: U1 - du]
-                )
-    beta = np.full_like(alpha, LOG_ZERO)
+    beta = np.full_like(skewed[0], LOG_ZERO)
     beta[-1, -1] = 0.0
-    for step in reversed(range(steps)):
-        for (dt, du, _), skewed in zip(arcs, weights):
-            ahead = step + dt + du
-            if ahead < steps:
-                beta[step, : U1 - du] = np.logaddexp(
-                    beta[step, : U1 - du], skewed[step, : U1 - du] + beta[ahead, du:]
-                )
+    for diagonal in range(diagonals):
+        for (dt, du, _), weight in zip(arcs, skewed):
+            ahead = diagonal + dt + du
+            if ahead < diagonals:
+                moved = (alpha[diagonal] + weight[diagonal])[: U1 - du]
+                alpha[ahead, du:] = np.logaddexp(alpha[ahead, du:], moved)
+    for diagonal in reversed(range(diagonals)):
+        for (dt, du, _), weight in zip(arcs, skewed):
+            ahead = diagonal + dt + du
+            if ahead < diagonals:
+                start = beta[diagonal, : U1 - du]
+                moved = weight[diagonal, : U1 - du] + beta[ahead, du:]
+                beta[diagonal, : U1 - du] = np.logaddexp(start, moved)
     total = float(alpha[-1, -1])
+    u = np.arange(U1)
     posteriors = []
-    for (dt, du, _), skewed in zip(arcs, weights):
-        posterior = np.zeros((steps, U1))
-        last = steps - dt - du
+    for (dt, du, _), weight in zip(arcs, skewed):
+        posterior = np.zeros((diagonals, U1))
+        last = diagonals - dt - du
         if total > LOG_ZERO and last > 0:
-            taken = alpha[:last, : U1 - du] + skewed[:last, : U1 - du] + beta[dt + du :, du:]
-            posterior[:last, : U1 - du] = np.exp(taken - total)
+            paths = alpha[:last, : U1 - du] + weight[:last, : U1 - du] + beta[dt + du :, du:]
+            posterior[:last, : U1 - du] = np.exp(paths - total)
         posteriors.append(torch.from_numpy(posterior[np.arange(T)[:, None] + u, u]))
     return total, posteriors
 
@@ -81,23 +83,23 @@ def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> tuple[float, list[t
 def of_parts(
     parts: torch.Tensor, topology: Topology = REGULAR, dtype: Any = np.float64
 ) -> tuple[float, torch.Tensor]:
-    """Return an utterance's log-likelihood, summed in `dtype`, and its derivatives by its parts (T,
-    U+1, P) float64."""
+    """Return the log-likelihood of an utterance, and its derivatives (T, U+1, P) by the parts of
+    the cells, float64.
+
+    Args:
+        parts: (T, U+1, P), as `topology.parts` makes them.
+        dtype: of the sums along paths.
+    """
     with torch.enable_grad():
         leaf = parts.detach().cpu().double().requires_grad_()
         arcs = topology.arcs(leaf)
         total, posteriors = lattice(arcs, dtype)
-        weights = [arc.weight for arc in arcs]
-        taken = [
-            (weight, posterior)
-            for weight, posterior in zip(weights, posteriors)
-            if weight.requires_grad
-        ]
-        products = [
-            (weight.masked_fill(posterior == 0, 0.0) * posterior).sum()
-            for weight, posterior in taken
-        ]
-        (derivatives,) = torch.autograd.grad(sum(products, leaf.new_zeros(())), leaf)
+        # The derivative of this sum by a part is that of the log-likelihood.
+        weighted = leaf.new_zeros(())
+        for arc, posterior in zip(arcs, posteriors):
+            weight = arc.weight.masked_fill(posterior == 0, 0.0)  # -inf times 0 would be NaN
+            weighted = weighted + (weight * posterior).sum()
+        (derivatives,) = torch.autograd.grad(weighted, leaf)
     return total, derivatives
 
 
@@ -108,11 +110,13 @@ def cell_gradient(
     blank: int = 0,
     topology: Topology = REGULAR,
 ) -> torch.Tensor:
-    """Return the float64 gradient (..., C) of the loss with respect to the logits (..., C) of some
+    """Return the gradient (..., V + topology.extra) of the loss with respect to the logits of some
     cells.
 
-    target: (...) int64, the next target of each cell, or any symbol; derivatives: (..., P), of
-    `of_parts`, for these cells.
+    Args:
+        logits: (..., V + topology.extra); the gradient has their dtype.
+        target: (...) int64, the next target of each cell; any symbol in cells without one.
+        derivatives: (..., P), those that `of_parts` returns for these cells.
     """
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()
@@ -122,23 +126,22 @@ def cell_gradient(
 
 
 def needed_cells(posteriors: torch.Tensor, dtype: torch.dtype) -> int:
-    """Return how many cells have a posterior that a gradient can tell from zero; half precision is
-    summed in float32.
+    """Return the number of cells whose posterior is large enough to change a gradient.
 
-    The posteriors of a frame sum to 1 or more, so less than half of the dtype's epsilon is lost in
-    sums over it.
+    The posteriors of a frame sum to 1 or more.  So adding one below half of the dtype's epsilon
+    changes nothing.  Half precision is summed in float32, so float32's epsilon counts.
     """
     summed_in = torch.float64 if dtype == torch.float64 else torch.float32
     return int((posteriors >= torch.finfo(summed_in).eps / 2).sum())
 
 
 class _Lattice(torch.autograd.Function):
-    """-log-likelihood (N,) of utterances from the parts of their cells, with the gradient of
-    `of_parts`."""
+    """Make the losses (N,) of utterances, float64, differentiable by the parts (N, T, U+1, P)."""
 
     @staticmethod
     def forward(ctx, parts, shapes, topology):
-        losses, gradient = torch.zeros(len(shapes), dtype=torch.float64), torch.zeros_like(parts)
+        losses = torch.zeros(len(shapes), dtype=torch.float64)
+        gradient = torch.zeros_like(parts)
         for n, (T, U) in enumerate(shapes):
             total, derivatives = of_parts(parts[n, :T, : U + 1], topology)
             losses[n] = -total
@@ -159,11 +162,14 @@ def arc_losses(
     blank: int = 0,
     topology: Topology = REGULAR,
 ) -> torch.Tensor:
-    """Return the (N,) float64 losses of log-probabilities (N, T, U+1, V) on the CPU, normalised or
-    not; differentiable.
+    """Return the (N,) float64 losses of log-probabilities; they are differentiable.
 
-    Cells outside an utterance's (T, U+1) get zero gradient.  topology: one whose parts are blank
-    and the next target alone.
+    Cells outside an utterance's (T, U+1) get zero gradient.
+
+    Args:
+        log_probs: (N, T, U+1, V) on the CPU, taken as they are, normalised or not.
+        targets: (N, U) integers.
+        topology: one whose parts are blank and the next target alone.
     """
     following = next_targets(targets, *log_probs.shape[1:3])
     return _Lattice.apply(chosen(log_probs, following, blank).double(), shapes, topology)
@@ -176,7 +182,8 @@ def losses(
     blank: int = 0,
     topology: Topology = REGULAR,
 ) -> torch.Tensor:
-    """Return the (N,) float64 transducer losses, -log Pr(y | x); differentiable, on the CPU.
+    """Return the (N,) float64 transducer losses, -log Pr(y | x), on the CPU; they are
+    differentiable.
 
     Args:
         logits: (N, T, U+1, V + topology.extra) of any float dtype, unnormalised.
@@ -189,10 +196,13 @@ def losses(
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest absolute difference over the largest expected magnitude; infinite if one
-    is not finite."""
-    actual, expected = (tensor.detach().cpu().double() for tensor in (actual, expected))
-    difference = (actual - expected).abs().max().item() if expected.numel() else 0.0
+    """Return the largest absolute difference over the largest expected magnitude.
+
+    It is 0 for tensors without elements, and infinite if an element is not finite."""
+    if not expected.numel():
+        return 0.0
+    expected = expected.detach().cpu().double()
+    difference = (actual.detach().cpu().double() - expected).abs().max().item()
     if math.isnan(difference):
         return math.inf
-    return difference / max(expected.abs().max().item() if expected.numel() else 0.0, TINY)
+    return difference / max(expected.abs().max().item(), TINY)

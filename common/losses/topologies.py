@@ -1,14 +1,14 @@
-"""Define the lattices of the transducer family, the arcs that leave a cell, and compute their loss
-in plain PyTorch.
+"""Define the lattices of the transducer family, and compute their loss in plain PyTorch.
 
 A lattice has cells (t, u): t frames are read and u targets are written.  A path starts at (0, 0)
-and ends at (T, U).  A topology is its arcs, each with the frames `dt` and targets `du` that it goes
-ahead, and a log-weight at each cell.  The weights are made in two steps, so that a large batch can
-be judged some frames at a time:
+and ends at (T, U).  A topology is the list of arcs that leave a cell.  An arc goes `dt` frames and
+`du` targets ahead, and has a log-weight at each cell.  The weights are made in two steps, so that a
+large batch can be judged some frames at a time:
 
-1. `Topology.parts`: log-probabilities of one cell from its own outputs; the first is of blank, the
-   second of the next target, the others are what the topology adds (durations, longer blanks).
-2. `Topology.arcs`: arcs of a whole utterance from the parts of its cells.
+1. `Topology.parts` makes P log-probabilities of each cell from the outputs of this cell alone.  Part
+   0 is of blank and part 1 of the next target.  The others are what the topology adds (durations,
+   longer blanks).
+2. `Topology.arcs` makes the arcs of a whole utterance from the parts of its cells.
 
 The float64 oracle, `transducer_loss` and the conformance cases read this table.  A new topology is
 one entry with its arcs; see CONTRIBUTING.
@@ -26,18 +26,21 @@ from torch.nn.functional import logsigmoid, pad
 
 from rnnt_bench.core.implementations import DURATIONS, durations_of
 
-#: Frames and targets of utterances.
+#: The numbers of frames and of targets of each utterance: integers, both (...).
 Lengths = tuple[torch.Tensor, torch.Tensor]
-#: Used for log 0 in sums that must stay finite, so that no gradient is inf - inf.
+#: Stands for log 0 in sums that must stay finite, so that no gradient is inf - inf.
 LOG_ZERO = -1e30
 
 
 class Arc(NamedTuple):
-    """An arc from every cell, `dt` frames and `du` targets (0 or 1) ahead."""
+    """Describe an arc that leaves every cell, `dt` frames and `du` targets (0 or 1) ahead.
+
+    Its weight is a log-weight (..., T, U+1) at each cell, -inf where the arc is not allowed.  Where
+    the arc leads out of the lattice its weight may be anything.
+    """
 
     dt: int
     du: int
-    # (..., T, U+1) log-weights from (t, u), -inf where not allowed; beyond the lattice anything
     weight: torch.Tensor
 
 
@@ -47,50 +50,61 @@ class Topology:
 
     name: str = "regular"  # as --topology takes it
     source: str = "arXiv 1211.3711"  # paper or package that defines it
-    # tdt: frames of each column of durations; multi-blank: of each longer blank
+    # tdt: the frames that each duration goes ahead; multi-blank: those of each longer blank
     durations: tuple[int, ...] = ()
-    # is subtracted from the log-probability of each token (logit under-normalisation)
+    # subtracted from the log-probability of each token (logit under-normalisation)
     sigma: float = 0.0
-    penalty: float = 0.0  # delay-penalty: the bonus of a target a frame earlier
-    window: int = 0  # windowed: frames at which a target may be emitted
+    penalty: float = 0.0  # delay-penalty: what a target gains for each frame that it is earlier
+    window: int = 0  # windowed: the number of frames at which a target may be emitted
 
     @property
     def extra(self) -> int:
-        """Return the number of columns that the joiner has after the V symbols."""
-        return 0
+        """Return the number of outputs that the joiner has after the V symbols."""
+        return len(self.durations)
+
+    def split(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the columns (..., V) of the symbols and those (..., extra) after them."""
+        symbols, added = outputs.split([outputs.size(-1) - self.extra, self.extra], -1)
+        return symbols, added
 
     def log_probs(self, logits: torch.Tensor, blank: int) -> torch.Tensor:
-        """Return the log-probabilities (..., V) of all symbols, of a lattice without further
-        outputs."""
+        """Return the log-probabilities (..., V) of all symbols.
+
+        Only for a topology without outputs after the symbols."""
         return logits.log_softmax(-1)
 
     def parts(self, logits: torch.Tensor, target: torch.Tensor, blank: int) -> torch.Tensor:
-        """Return the log-probabilities (..., P) of cells: of blank, of the next target, then what
-        the topology adds.
+        """Return the P log-probabilities (..., P) of each cell from its logits.
 
-        logits: (..., V + extra), unnormalised; target: (...) int64, the next target of each cell,
-        or any symbol.
+        Args:
+            logits: (..., V + extra), unnormalised.
+            target: (...) int64, the next target of each cell; any symbol in cells without one.
         """
         return chosen(self.log_probs(logits, blank), target, blank)
 
     def columns(self, target: torch.Tensor, blank: int, width: int) -> torch.Tensor:
-        """Return the column (..., P) of each part of `parts`.  width: V + extra."""
+        """Return the column (..., P) of the logits that each part of a cell is of.
+
+        Args:
+            target: (...) int64, the next target of each cell.
+            width: V + extra.
+        """
         symbols = torch.stack([torch.full_like(target, blank), target], -1)
-        added = torch.arange(width - self.extra, width, device=target.device).expand(
-            *target.shape, self.extra
-        )
-        return torch.cat([symbols, added], -1)
+        added = torch.arange(width - self.extra, width, device=target.device)
+        return torch.cat([symbols, added.expand(*target.shape, self.extra)], -1)
 
     def posterior(self, derivatives: torch.Tensor) -> torch.Tensor:
-        """Return the posterior probability (...) of cells from the derivatives (..., P) of their
-        parts."""
+        """Return the posterior probability (...) of each cell from the derivatives (..., P) of its
+        parts.
+
+        Every arc has one symbol, so blank and target count all of them; durations would count them
+        twice."""
         return derivatives[..., :2].sum(-1)
 
     def arcs(self, parts: torch.Tensor, lengths: Lengths | None = None) -> list[Arc]:
         """Return the arcs of utterances from the parts (..., T, U+1, P) of their cells.
 
-        lengths: (...) the numbers of frames and of targets of each utterance of a padded batch;
-        None: T and U.
+        lengths: of the utterances of a padded batch; None if there is no padding.
         """
         blank, label = parts.unbind(-1)
         return [Arc(1, 0, blank), Arc(0, 1, label)]
@@ -104,23 +118,30 @@ def chosen(log_probs: torch.Tensor, target: torch.Tensor, blank: int) -> torch.T
 
 
 def next_targets(targets: torch.Tensor, T: int, U1: int) -> torch.Tensor:
-    """Return the next target (N, T, U+1) int64 of each cell, 0 after the last; targets (N, at least
-    U)."""
+    """Return the next target (N, T, U+1) int64 of each cell, 0 where all targets are written.
+
+    targets: (N, U) integers, or more columns, which are cut."""
     return pad(targets[:, : U1 - 1].long(), (0, 1)).unsqueeze(1).expand(len(targets), T, U1)
 
 
+def full_lengths(weight: torch.Tensor) -> Lengths:
+    """Return the lengths () of utterances that fill their weights (..., T, U+1)."""
+    T, U1 = (torch.tensor(size, device=weight.device) for size in weight.shape[-2:])
+    return T, U1 - 1
+
+
 def times(weight: torch.Tensor, lengths: Lengths | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the frame (T, 1) of each cell of (..., T, U+1) weights, and the number of frames (...,
-    1, 1)."""
-    T = weight.size(-2)
-    t = torch.arange(T, device=weight.device).unsqueeze(-1)
-    return t, torch.tensor(T, device=weight.device) if lengths is None else lengths[0].view(
-        *lengths[0].shape, 1, 1
-    )
+    """Return the frame (T, 1) of each cell of weights (..., T, U+1), and the number of frames (...,
+    1, 1) of each utterance."""
+    t = torch.arange(weight.size(-2), device=weight.device).unsqueeze(-1)
+    T_lengths, _ = lengths or full_lengths(weight)
+    return t, T_lengths[..., None, None]
 
 
 class Modified(Topology):
-    """A target leads to the next frame, as blank does, so a frame has at most one symbol."""
+    """The lattice in which a target leads to the next frame, as blank does.
+
+    So a frame has at most one symbol."""
 
     def arcs(self, parts, lengths=None):
         blank, label = parts.unbind(-1)
@@ -128,7 +149,7 @@ class Modified(Topology):
 
 
 class ModifiedLastBlank(Modified):
-    """The modified lattice, with paths that end with a blank."""
+    """The modified lattice whose paths end with a blank: the last frame emits no target."""
 
     def arcs(self, parts, lengths=None):
         blank, label = parts.unbind(-1)
@@ -137,137 +158,122 @@ class ModifiedLastBlank(Modified):
 
 
 class Constrained(Topology):
-    """A target leads to the next frame together with the blank that follows it on its own frame."""
+    """The lattice in which a target is followed by a blank on its own frame.
+
+    One arc takes both, and leads to the next frame."""
 
     def arcs(self, parts, lengths=None):
         blank, label = parts.unbind(-1)
-        return [Arc(1, 0, blank), Arc(1, 1, label + pad(blank[..., 1:], (0, 1), value=-math.inf))]
+        next_blank = pad(blank[..., 1:], (0, 1), value=-math.inf)  # that of cell (t, u+1)
+        return [Arc(1, 0, blank), Arc(1, 1, label + next_blank)]
 
 
 class TokenAndDuration(Topology):
-    """Every token goes a predicted number of frames ahead; a blank goes at least one, and the last
-    one ends on T."""
+    """The lattice of tokens and durations: a token goes the predicted number of frames ahead.
 
-    @property
-    def extra(self):
-        return len(self.durations)
+    A blank goes at least one frame ahead, and the last symbol of a path is a blank that ends on T.
+    """
 
     def parts(self, logits, target, blank):
-        tokens, durations = logits.split([logits.size(-1) - self.extra, self.extra], -1)
-        return torch.cat(
-            [chosen(tokens.log_softmax(-1) - self.sigma, target, blank), durations.log_softmax(-1)],
-            -1,
-        )
+        tokens, durations = self.split(logits)
+        log_probs = tokens.log_softmax(-1) - self.sigma
+        return torch.cat([chosen(log_probs, target, blank), durations.log_softmax(-1)], -1)
 
     def arcs(self, parts, lengths=None):
-        blank, label, *lasting = parts.unbind(-1)
+        blank, label, *durations = parts.unbind(-1)
         t, T = times(label, lengths)
         result = []
-        for duration, weight in zip(self.durations, lasting):
-            if duration > 0:
-                result.append(Arc(duration, 0, blank + weight))
-            # the last symbol of a path is a blank, so a target stays before frame T
-            result.append(
-                Arc(duration, 1, (label + weight).masked_fill(t + duration >= T, -math.inf))
-            )
+        for dt, weight in zip(self.durations, durations):
+            if dt > 0:
+                result.append(Arc(dt, 0, blank + weight))
+            # A path ends with a blank, so a target must lead to a frame before T.
+            result.append(Arc(dt, 1, (label + weight).masked_fill(t + dt >= T, -math.inf)))
         return result
 
 
 class MultiBlank(Topology):
-    """Further blanks, in the same softmax, go several frames ahead."""
-
-    @property
-    def extra(self):
-        return len(self.durations)
+    """The lattice with longer blanks, which go several frames ahead; all symbols share one
+    softmax."""
 
     def parts(self, logits, target, blank):
         log_probs = logits.log_softmax(-1) - self.sigma
-        return torch.cat(
-            [chosen(log_probs, target, blank), log_probs[..., log_probs.size(-1) - self.extra :]],
-            -1,
-        )
+        _, longer_blanks = self.split(log_probs)
+        return torch.cat([chosen(log_probs, target, blank), longer_blanks], -1)
 
     def posterior(self, derivatives):
-        return derivatives.sum(-1)
+        return derivatives.sum(-1)  # each part is of arcs of its own
 
     def arcs(self, parts, lengths=None):
-        blank, label, *longer = parts.unbind(-1)
-        several = [Arc(duration, 0, weight) for duration, weight in zip(self.durations, longer)]
-        return [Arc(1, 0, blank), Arc(0, 1, label), *several]
+        blank, label, *longer_blanks = parts.unbind(-1)
+        longer = [Arc(dt, 0, weight) for dt, weight in zip(self.durations, longer_blanks)]
+        return [Arc(1, 0, blank), Arc(0, 1, label), *longer]
 
 
 class HybridAutoregressive(Topology):
-    """Blank has a sigmoid of its own, and the labels share the rest by a softmax without blank's
-    column."""
+    """The lattice of a hybrid autoregressive transducer (HAT): blank has a sigmoid of its own.
+
+    The labels share the rest of the probability by a softmax without blank's logit."""
 
     def log_probs(self, logits, blank):
-        of_blank = logits[..., blank : blank + 1]
-        column = torch.arange(logits.size(-1), device=logits.device) == blank
-        labels = logits.masked_fill(column, -math.inf).log_softmax(-1) + logsigmoid(-of_blank)
-        return torch.where(column, logsigmoid(of_blank), labels)
+        blank_logit = logits[..., blank : blank + 1]
+        is_blank = torch.arange(logits.size(-1), device=logits.device) == blank
+        labels = logits.masked_fill(is_blank, -math.inf).log_softmax(-1) + logsigmoid(-blank_logit)
+        return torch.where(is_blank, logsigmoid(blank_logit), labels)
 
 
 class DelayPenalty(Topology):
-    """A target at frame t gets penalty * ((T - 1) / 2 - t), so that early ones are preferred."""
+    """The lattice that prefers early targets: one at frame t gains penalty * ((T - 1) / 2 - t)."""
 
     def arcs(self, parts, lengths=None):
         blank, label = parts.unbind(-1)
         t, T = times(label, lengths)
-        return [
-            Arc(1, 0, blank),
-            Arc(0, 1, label + self.penalty * ((T.to(label.dtype) - 1) / 2 - t)),
-        ]
+        middle = (T.to(label.dtype) - 1) / 2
+        return [Arc(1, 0, blank), Arc(0, 1, label + self.penalty * (middle - t))]
 
 
 class Windowed(Topology):
-    """A target is emitted within a window of frames around its place in an even alignment."""
+    """The lattice in which each target has a window of frames around its place in an even
+    alignment, and is emitted within it."""
 
     def windows(self, T_lengths: torch.Tensor, U_lengths: torch.Tensor, U: int) -> torch.Tensor:
-        """Return the first and last frame (..., U, 2) of each target of utterances (...)."""
-        T_lengths, U_lengths = (
-            T_lengths.long().unsqueeze(-1),
-            U_lengths.long().clamp(min=1).unsqueeze(-1),
-        )
+        """Return the first and the last frame (..., U, 2) of the windows of U targets.
+
+        T_lengths, U_lengths: (...) integers of each utterance."""
+        T_lengths = T_lengths.long().unsqueeze(-1)
+        U_lengths = U_lengths.long().clamp(min=1).unsqueeze(-1)
         u = torch.arange(U, device=T_lengths.device)
         first = (2 * u + 1) * T_lengths // (2 * U_lengths) - self.window // 2
-        return torch.stack(
-            [first.clamp(min=0), (first + self.window - 1).minimum(T_lengths - 1)], -1
-        )
+        last = (first + self.window - 1).minimum(T_lengths - 1)
+        return torch.stack([first.clamp(min=0), last], -1)
 
     def outside(
         self, T: int, U1: int, T_lengths: torch.Tensor, U_lengths: torch.Tensor
     ) -> torch.Tensor:
-        """Return whether each cell (..., T, U+1) has a target and is outside its window."""
+        """Return whether each cell (..., T, U+1) has a next target that may not be emitted there."""
         first, last = self.windows(T_lengths, U_lengths, U1).unsqueeze(-3).unbind(-1)
-        t, u = (torch.arange(size, device=first.device) for size in (T, U1))
-        return ((t.unsqueeze(-1) < first) | (t.unsqueeze(-1) > last)) & (
-            u < U_lengths.view(*U_lengths.shape, 1, 1)
-        )
+        t = torch.arange(T, device=first.device).unsqueeze(-1)
+        has_target = torch.arange(U1, device=first.device) < U_lengths[..., None, None]
+        return has_target & ((t < first) | (t > last))
 
     def masked(self, log_probs, targets, T_lengths, U_lengths):
-        """Return the log-probabilities (N, T, U+1, V) with log 0 for each cell's target outside its
-        window."""
+        """Return log-probabilities (N, T, U+1, V) in which a target outside its window has log 0.
+
+        It is for a loss that has no windows.  Log 0 is LOG_ZERO, or a number that the dtype holds.
+        """
         _, T, U1, _ = log_probs.shape
         column = next_targets(targets, T, U1).unsqueeze(-1)
         outside = self.outside(T, U1, T_lengths, U_lengths).unsqueeze(-1)
         log_zero = max(LOG_ZERO, torch.finfo(log_probs.dtype).min / 2)
-        return log_probs.scatter(
-            -1, column, log_probs.gather(-1, column).masked_fill(outside, log_zero)
-        )
+        labels = log_probs.gather(-1, column).masked_fill(outside, log_zero)
+        return log_probs.scatter(-1, column, labels)
 
     def arcs(self, parts, lengths=None):
         blank, label = parts.unbind(-1)
-        T, U1 = label.shape[-2:]
-        T_lengths, U_lengths = lengths or (
-            torch.tensor(size, device=label.device) for size in (T, U1 - 1)
-        )
-        return [
-            Arc(1, 0, blank),
-            Arc(0, 1, label.masked_fill(self.outside(T, U1, T_lengths, U_lengths), -math.inf)),
-        ]
+        outside = self.outside(*label.shape[-2:], *(lengths or full_lengths(label)))
+        return [Arc(1, 0, blank), Arc(0, 1, label.masked_fill(outside, -math.inf))]
 
 
-#: By name, with the parameters that papers and recipes use.
+#: The topologies by name, with the parameters that papers and recipes use.
 TOPOLOGIES = {
     topology.name: topology
     for topology in (
@@ -290,8 +296,9 @@ REGULAR = TOPOLOGIES["regular"]
 def of(
     name: str, durations: str | None = None, sigma: float | None = None, window: int = 25
 ) -> Topology:
-    """Return a lattice with the durations ("0,1,2"), sigma and window of a run, where it has any;
-    None: its own."""
+    """Return the topology of a name with the parameters of a run, of those that it has.
+
+    durations: as the flag has them ("0,1,2").  For None, durations and sigma stay as they are."""
     topology = TOPOLOGIES[name]
     if topology.window:
         return replace(topology, window=window)
@@ -313,17 +320,16 @@ def transducer_loss(
     reduction: str = "mean",
     topology: Topology = REGULAR,
 ) -> torch.Tensor:
-    """Return -log Pr(y | x) of each utterance, (N,), or their "mean" or "sum", on any lattice;
-    twice differentiable.
+    """Return -log Pr(y | x) of each utterance, (N,), or their "mean" or "sum", on any lattice.
 
-    Graves 2012, section 2.4, forward variables only; autograd makes the gradient.  The cells of an
-    anti-diagonal t + u = d depend only on those before, so one step computes a diagonal of every
-    utterance, in T + U steps.  It is readable, not fast: it keeps several copies of the logits.
-    float16 and bfloat16 are summed in float32.
+    It computes the forward variables of Graves 2012, section 2.4, and autograd makes the gradient,
+    which is differentiable too.  The cells of an anti-diagonal t + u = d depend only on those
+    before, so one step computes a diagonal of every utterance, in T + U steps.  It is readable, not
+    fast: it keeps several copies of the logits.  float16 and bfloat16 are summed in float32.
 
     Cells outside an utterance's T_i x (U_i+1) may hold anything and get zero gradient.  If no path
-    is possible the loss is infinite, with zero gradient.  Raises ValueError for lengths over the
-    tensor, for targets that are no symbol, and for another reduction.
+    is possible the loss is infinite, with zero gradient.  Raises ValueError for lengths that exceed
+    the tensor, for targets that are no symbol, and for another reduction.
 
     Args:
         logits: (N, T, U+1, V + topology.extra) of any float dtype, unnormalised.
@@ -332,30 +338,28 @@ def transducer_loss(
         reduction: "none", "mean" or "sum".
     """
     N, T, U1, _ = logits.shape
-    T_lengths, U_lengths = logit_lengths.long(), target_lengths.long()
-    if N and not (
-        1 <= T_lengths.min()
-        and T_lengths.max() <= T
-        and 0 <= U_lengths.min()
-        and U_lengths.max() < U1
-    ):
+    T_lengths = logit_lengths.long()
+    U_lengths = target_lengths.long()
+    has_wrong_T = (T_lengths < 1) | (T_lengths > T)
+    has_wrong_U = (U_lengths < 0) | (U_lengths >= U1)
+    if (has_wrong_T | has_wrong_U).any():
         raise ValueError(
             f"lengths must be within the logits: 1 to {T} frames and 0 to {U1 - 1} targets"
         )
     V = logits.size(-1) - topology.extra
-    # gather would take a column that is no symbol
-    if topology.extra and targets.numel() and targets.max() >= V:
+    # `gather` would accept such a target and take a column of durations.
+    if topology.extra and (targets >= V).any():
         raise ValueError(f"targets must be below V = {V}")
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"reduction must be none, mean or sum, not {reduction!r}")
     outside = _outside(T, U1, T_lengths, U_lengths)
     dtype = torch.float32 if logits.dtype in (torch.float16, torch.bfloat16) else logits.dtype
     inside = logits.masked_fill(outside.unsqueeze(-1), 0).to(dtype)
-    arcs = topology.arcs(
-        topology.parts(inside, next_targets(targets, T, U1), blank), (T_lengths, U_lengths)
-    )
-    losses = _losses(arcs, outside, T_lengths, U_lengths)
-    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
+    parts = topology.parts(inside, next_targets(targets, T, U1), blank)
+    losses = _losses(topology.arcs(parts, (T_lengths, U_lengths)), outside, T_lengths, U_lengths)
+    if reduction == "none":
+        return losses
+    return losses.mean() if reduction == "mean" else losses.sum()
 
 
 def arc_losses(
@@ -364,13 +368,16 @@ def arc_losses(
     T_lengths: torch.Tensor,
     U_lengths: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the losses (N,) of the log-probabilities (N, T, U+1) of blank and of the next target
-    at each cell.
+    """Return the losses (N,) on the regular lattice from log-probabilities (N, T, U+1).
 
-    Cells outside an utterance may hold anything.  The gradients are contiguous, which kernels of
-    packages expect.
+    Args:
+        blank_arc, label_arc: log-probabilities of blank and of the next target at each cell; cells
+          outside an utterance may hold anything.  Their gradients are contiguous, which kernels of
+          packages expect.
+        T_lengths, U_lengths: (N,) integers.
     """
-    T_lengths, U_lengths = T_lengths.long(), U_lengths.long()
+    T_lengths = T_lengths.long()
+    U_lengths = U_lengths.long()
     _, T, U1 = blank_arc.shape
     outside = _outside(T, U1, T_lengths, U_lengths)
     return _losses([Arc(1, 0, blank_arc), Arc(0, 1, label_arc)], outside, T_lengths, U_lengths)
@@ -378,29 +385,37 @@ def arc_losses(
 
 def _outside(T: int, U1: int, T_lengths: torch.Tensor, U_lengths: torch.Tensor) -> torch.Tensor:
     """Return whether each cell (N, T, U+1) is outside its utterance's T_i x (U_i+1)."""
-    t, u = (
-        torch.arange(T, device=T_lengths.device).view(T, 1),
-        torch.arange(U1, device=T_lengths.device),
-    )
-    return (t >= T_lengths.view(-1, 1, 1)) | (u > U_lengths.view(-1, 1, 1))
+    t = torch.arange(T, device=T_lengths.device).unsqueeze(-1)
+    u = torch.arange(U1, device=T_lengths.device)
+    return (t >= T_lengths[:, None, None]) | (u > U_lengths[:, None, None])
+
+
+def _diagonals(weight: torch.Tensor, outside: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return the anti-diagonals d = 0 ... T+U-1 of an arc's weight (N, T, U+1), each (N, U+1).
+
+    Element u of diagonal d is the weight of cell (d - u, u), LOG_ZERO where there is no such cell.
+    """
+    N, T, U1 = weight.shape
+    u = torch.arange(U1, device=weight.device)
+    t = torch.arange(T + U1 - 1, device=weight.device).unsqueeze(-1) - u
+    inside = weight.clamp(min=LOG_ZERO).masked_fill(outside, LOG_ZERO)
+    skewed = inside.gather(1, t.clamp(0, T - 1).expand(N, -1, -1))
+    # The backward of indexing one diagonal would write zeros for all others; that of unbind does
+    # not.
+    return skewed.masked_fill((t < 0) | (t >= T), LOG_ZERO).unbind(1)
 
 
 def _losses(
     arcs: Sequence[Arc], outside: torch.Tensor, T_lengths: torch.Tensor, U_lengths: torch.Tensor
 ):
-    """Return the losses (N,) of utterances from their arcs."""
+    """Return the losses (N,) of utterances from their arcs; infinite where there is no path.
+
+    outside: (N, T, U+1) bool, the cells of the padding."""
     N, T, U1 = outside.shape
-    # by diagonal: element (d, u) of (N, T+U, U+1) is that of cell (d - u, u), LOG_ZERO outside
-    t = torch.arange(T + U1 - 1, device=outside.device).view(-1, 1) - torch.arange(
-        U1, device=outside.device
-    )
-    inside = (arc.weight.clamp(min=LOG_ZERO).masked_fill(outside, LOG_ZERO) for arc in arcs)
-    skewed = (weight.gather(1, t.clamp(0, T - 1).expand(N, -1, -1)) for weight in inside)
-    # unbind: the backward of indexing one diagonal would write zeros for all the others, each time
-    weights = [weight.masked_fill((t < 0) | (t >= T), LOG_ZERO).unbind(1) for weight in skewed]
-    alpha = arcs[0].weight.new_full((N, U1), LOG_ZERO)
-    alpha[:, 0] = 0
-    alphas: list[torch.Tensor] = [alpha]
+    weights = [_diagonals(arc.weight, outside) for arc in arcs]
+    start = arcs[0].weight.new_full((N, U1), LOG_ZERO)
+    start[:, 0] = 0
+    alphas = [start]  # by diagonal: the log-probability of reaching each of its cells
     for d in range(1, T + U1):
         reached = []
         for (dt, du, _), weight in zip(arcs, weights):
@@ -408,12 +423,11 @@ def _losses(
             if before >= 0:
                 moved = alphas[before] + weight[before]
                 reached.append(pad(moved[:, : U1 - du], (du, 0), value=LOG_ZERO))
-        alphas.append(
-            torch.stack(reached).logsumexp(0) if reached else torch.full_like(alpha, LOG_ZERO)
-        )
-    # logsumexp: the second derivative of logaddexp would be inf / inf for two numbers that are log
-    # 0
-    losses = -torch.stack(alphas, 1)[
-        torch.arange(N, device=alpha.device), T_lengths + U_lengths, U_lengths
-    ]
-    return losses.masked_fill(losses > -LOG_ZERO / 2, math.inf)  # no path
+        if reached:
+            # The second derivative of logaddexp would be inf / inf where both numbers are log 0.
+            alphas.append(torch.stack(reached).logsumexp(0))
+        else:
+            alphas.append(torch.full_like(start, LOG_ZERO))
+    n = torch.arange(N, device=start.device)
+    losses = -torch.stack(alphas, 1)[n, T_lengths + U_lengths, U_lengths]
+    return losses.masked_fill(losses > -LOG_ZERO / 2, math.inf)
