@@ -116,7 +116,7 @@ def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True
     with scratch_folder() as folder:
         path = Path(folder) / "step.pt.trace.json"
         events.export_chrome_trace(str(path))
-        sizes = [size for (kind, _), size in windows.rise(path).items() if kind == reader.CPU]
+        sizes = [size for device, size in windows.rise(path).items() if device.type == reader.CPU]
     return {**result, "torch_allocated_bytes": max(sizes)} if sizes else result
 
 

@@ -1,14 +1,16 @@
 """Find the chrome traces of torch.profiler (torch 1.13 to 2.11) in a folder, and read their steps,
-spans and memory.
+spans and memory.  No torch.
 
 Steps are the host's ``ProfilerStep#N`` spans (category "user_annotation"); their
 "gpu_user_annotation" copies are shorter and do not count.  Memory is "Total Allocated" of the
-"[memory]" events of each device.  No torch.
+"[memory]" events of each device.
 
-Events are decoded piece by piece, in bounded memory.  Kineto writes names and stacks without
-escaping (torch 1.13 always, later ones in places), so an event may be invalid JSON; it is read
-field by field: https://github.com/pytorch/kineto/pull/1459.  A trace in another layout (json.dump,
-jq, a merge) is JSON, and decoded event by event, which takes ten times as long.
+Events are decoded piece by piece, in bounded memory.  Kineto, the library in torch that writes
+traces, does not escape names and stacks (torch 1.13 never, later ones not everywhere).  So an event
+may be invalid JSON; it is then salvaged: read field by field, by regular expressions.  See
+https://github.com/pytorch/kineto/pull/1459.  A trace that another program wrote again (json.dump,
+jq, a merge) has another layout.  It is JSON, and is decoded event by event, which takes ten times
+as long.
 """
 
 from __future__ import annotations
@@ -24,32 +26,36 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeGuard
 
 import msgspec
 
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.files import open_file
 
-HEAD = 1 << 16  # bytes of a file that are searched for the list of events
-_NAME = re.compile(r"(?P<worker>.*?)(?:\.(?P<time>\d+))?\.pt\.trace\.json(\.gz)?$", re.DOTALL)
+#: Bytes of a file in which `is_trace` searches the list of events.
+SEARCHED_BYTES = 1 << 16
+#: The name of a trace as torch writes it: "host_1234.1700000000000.pt.trace.json.gz".
+_FILE_NAME = re.compile(r"(?P<worker>.*?)(?:\.(?P<time>\d+))?\.pt\.trace\.json(\.gz)?$", re.DOTALL)
 
 
 def is_trace(path: Path) -> bool:
     """Return whether a file is a chrome trace, packed or not: by its name, or by how it begins."""
     if not path.name.endswith((".json", ".json.gz")) or not path.is_file():
         return False
-    if _NAME.match(path.name):
+    if _FILE_NAME.match(path.name):
         return True
     with suppress(OSError, EOFError, zlib.error), unpacked(path) as stream:
-        head = stream.read(HEAD)
-        return b'"traceEvents"' in head or (head.lstrip().startswith(b"[") and b'"ph"' in head)
+        head = stream.read(SEARCHED_BYTES)
+        is_list = head.lstrip().startswith(b"[")
+        return b'"traceEvents"' in head or (is_list and b'"ph"' in head)
     return False
 
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[Any]:
-    """Yield the content of a file, gzipped or not, told apart by content."""
+    """Yield a binary stream of the content of a file.  Its first bytes tell whether it is
+    gzipped."""
     with open_file(path) as stream:
         packed = stream.read(2) == b"\x1f\x8b"
         stream.seek(0)
@@ -60,10 +66,10 @@ def trace_files(folder: Path) -> list[Path]:
     """Return the trace files directly in a folder, sorted by the time in their names."""
 
     def order(path: Path) -> tuple[int, int, str]:
-        match = _NAME.match(path.name)
-        time = (match["time"] if match else None) or ""
+        match = _FILE_NAME.match(path.name)
+        digits = match["time"] if match else None
         # The unit depends on the version of torch: a number of more digits is later.
-        return len(time), int(time or 0), path.name
+        return len(digits or ""), int(digits or 0), path.name
 
     return sorted(filter(is_trace, folder.iterdir()), key=order)
 
@@ -71,7 +77,7 @@ def trace_files(folder: Path) -> list[Path]:
 def worker(path: Path) -> str:
     """Return the part of the file name before its time: by default host and process, which differ
     for each rank."""
-    match = _NAME.match(path.name)
+    match = _FILE_NAME.match(path.name)
     return match["worker"] if match else path.name
 
 
@@ -82,8 +88,8 @@ def perhaps_packed(path: Path) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Delete all files, complete or not, that an earlier attempt of the trace pass left in a
-    folder."""
+    """Delete the files that an earlier attempt of the trace pass left in a folder, complete or
+    not."""
     for path in [*folder.glob("*.pt.trace.json*"), folder / f"{folder.name}.txt"]:
         path.unlink(missing_ok=True)
 
@@ -91,17 +97,22 @@ def remove(folder: Path) -> None:
 # Events.
 
 CHUNK = 1 << 18  # bytes read at once
-# characters of an event: a trace with a longer one is refused, so that no other row lacks memory
+# A trace with an event of more characters is refused: it would take the memory of other rows.
 LARGEST = 64 << 20
-BOUNDARY = "\n  },\n  {"  # the text between two events
-# characters of the fields before "args", the name included; a longer head is not salvaged
+# An event is not salvaged if its fields before "args", the name included, have more characters.
 LONGEST_HEAD = 16 << 10
-_BETWEEN = re.compile(r"(?<=\n  \}),(?=\n  \{)")
-_BEGIN = re.compile(r'"traceEvents": \[(?=\s*\n  \{\n)')
-_BEGIN_ANYWHERE = re.compile(r'"traceEvents"\s*:\s*\[|\A\s*\[')
-_GAP = re.compile(r"[\s,]*")
-_END = re.compile(r"\n  \}(?=\s*\n  ?\])")
-_HEAD = re.compile(
+# Kineto indents an event by two spaces and its fields by four.
+EVENT_END = "\n  }"
+BOUNDARY = EVENT_END + ",\n  {"  # between two events
+_BOUNDARY_COMMA = re.compile(r"(?<=\n  \}),(?=\n  \{)")
+_LIST_BEGIN = re.compile(r'"traceEvents": \[(?=\s*\n  \{\n)')
+_LIST_END = re.compile(r"\n  \}(?=\s*\n  ?\])")
+# In another layout: the begin of the list, in an object or bare, and what is between two events.
+_ANY_LIST_BEGIN = re.compile(r'"traceEvents"\s*:\s*\[|\A\s*\[')
+_ANY_GAP = re.compile(r"[\s,]*")
+# {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1,
+#     "ts": 12.5, "dur": 3
+_EVENT_HEAD = re.compile(
     r'\s*\{\s*"ph": "(?P<ph>\w)", "cat": "(?P<cat>[\w ]*)",(?: "s": "\w",)? "name": "(?P<name>.*)",\s+"pid": .*?'
     r'\n    "ts": (?P<ts>-?\d{1,18}(?:\.\d+)?)(?:, "dur": (?P<dur>-?\d{1,18}(?:\.\d+)?))?',
     re.DOTALL,
@@ -118,8 +129,12 @@ class Counters(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """Hold the fields of an event that are used; ts, dur: in microseconds; salvaged: it was no
-    valid JSON."""
+    """Hold the fields of an event that are used.
+
+    Attributes:
+        ts, dur: begin and duration in microseconds
+        salvaged: whether it was invalid JSON
+    """
 
     ph: str | None = None
     cat: str | None = None
@@ -131,7 +146,8 @@ class Event(msgspec.Struct, gc=False):
 
 
 _DECODER = msgspec.json.Decoder(list[Event])
-_JSON = json.JSONDecoder(strict=False)  # control characters in names are common
+_JSON = json.JSONDecoder(strict=False)  # names often have control characters
+# "Total Allocated": 1024
 _COUNTERS = [
     re.compile(f'"{field.encode_name}": (-?\\d{{1,18}})\\b')
     for field in msgspec.structs.fields(Counters)
@@ -142,134 +158,145 @@ class Broken(Exception):
     """The file is not a complete trace; the message says what is wrong and where."""
 
 
+class _Text:
+    """Hold the text of a file that is read, but not yet decoded as events.
+
+    text: begins at character `position` of the file."""
+
+    def __init__(self, stream: BinaryIO):
+        self.stream = stream
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.text = self.decoder.decode(stream.read(CHUNK))
+        self.position = 0
+
+    def drop(self, count: int) -> None:
+        """Forget the first `count` characters."""
+        self.text = self.text[count:]
+        self.position += count
+
+    def read_more(self) -> None:
+        """Add the next piece of the file, for an event that has only begun in the text.  Raises
+        Broken for an event that is too long, and at the end of the file."""
+        length = len(self.text)
+        if length > LARGEST:
+            raise Broken(
+                f"an event after character {self.position:,} has more than {LARGEST:,} characters"
+            )
+        # Each piece doubles the text of a long event: it is searched from its begin each time.
+        data = self.stream.read(max(CHUNK, length))
+        if not data:
+            end = self.position + length
+            raise Broken(f"it ends too early, after character {end:,}: the file was cut short")
+        self.text += self.decoder.decode(data)
+
+    def read_rest(self) -> None:
+        """Read what follows the events.  Raises Broken if the file does not end as an object
+        does."""
+        while data := self.stream.read(CHUNK):
+            self.text = self.text[-1:] + self.decoder.decode(data)
+        if not self.text.rstrip().endswith("}"):
+            raise Broken(
+                f"it ends too early, after the events that end at character {self.position:,}: the file was cut short"
+            )
+
+
 def read_events(stream: BinaryIO) -> Iterator[Sequence[Event]]:
     """Yield the events of an uncompressed trace in groups.  Raises Broken for any other file, and
     one that is cut."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    text = decoder.decode(stream.read(CHUNK))
-    begin = _BEGIN.search(text)
+    unread = _Text(stream)
+    begin = _LIST_BEGIN.search(unread.text)
     if begin is None:
-        yield from _events_of_any_layout(stream, decoder, text)
+        yield from _events_of_any_layout(unread)
         return
-    position = begin.end()  # where `text` begins in the file
-    text = text[position:]
+    unread.drop(begin.end())
     while True:
-        last = text.rfind(BOUNDARY)
-        end = _END.search(text, max(last, 0))
-        last = end.start() if end else last
-        if last >= 0:
-            yield _decoded(text[: last + 4], position)
-            position += last + 5
-            text = text[last + 5 :]
-        if end:
+        last_boundary = unread.text.rfind(BOUNDARY)
+        list_end = _LIST_END.search(unread.text, max(last_boundary, 0))
+        last_end = list_end.start() if list_end else last_boundary
+        if last_end >= 0:
+            length = last_end + len(EVENT_END)
+            yield _decoded(unread.text[:length], unread.position)
+            unread.drop(length + 1)  # with the comma
+        if list_end:
             break
-        text += _next_text(stream, decoder, text, position)
-    _to_the_end(stream, decoder, text, position)
+        unread.read_more()
+    unread.read_rest()
 
 
-def _to_the_end(
-    stream: BinaryIO, decoder: codecs.IncrementalDecoder, text: str, position: int
-) -> None:
-    """Read what follows the events.  text: its begin, at `position`.  Raises Broken where the file
-    has no end."""
-    while data := stream.read(CHUNK):
-        text = text[-1:] + decoder.decode(data)
-    if not text.rstrip().endswith("}"):
-        raise Broken(
-            f"it ends too early, after the events that end at character {position:,}: the file was cut short"
-        )
-
-
-def _next_text(
-    stream: BinaryIO, decoder: codecs.IncrementalDecoder, text: str, position: int
-) -> str:
-    """Return the text that comes next.  text: the begin of an event, at `position`.  Raises Broken
-    at the end."""
-    if len(text) > LARGEST:
-        raise Broken(f"an event after character {position:,} has more than {LARGEST:,} characters")
-    data = stream.read(max(CHUNK, len(text)))  # a long event is not searched again for each chunk
-    if not data:
-        raise Broken(
-            f"it ends too early, after character {position + len(text):,}: the file was cut short"
-        )
-    return decoder.decode(data)
-
-
-def _events_of_any_layout(
-    stream: BinaryIO, decoder: codecs.IncrementalDecoder, text: str
-) -> Iterator[Sequence[Event]]:
-    """Yield the events of a trace that is JSON, or of a bare list of events, in groups: one for each
-    piece of text that is read.  text: how it begins.  Raises Broken."""
-    begin = _BEGIN_ANYWHERE.search(text)
+def _events_of_any_layout(unread: _Text) -> Iterator[Sequence[Event]]:
+    """Yield the events of a trace in any layout of JSON, or of a bare list of events, in groups: one
+    for each piece of the file.  Raises Broken."""
+    begin = _ANY_LIST_BEGIN.search(unread.text)
     if begin is None:
-        raise Broken(f"within {len(text):,} characters no list of events begins")
-    position = 0  # where `text` begins in the file
-    at = begin.end()  # where the next event begins in `text`
+        raise Broken(f"within {len(unread.text):,} characters no list of events begins")
+    at = begin.end()  # where the next event begins in the text
     events: list[Event] = []
     while True:
-        gap = _GAP.match(text, at)
+        gap = _ANY_GAP.match(unread.text, at)
         at = gap.end() if gap else at
-        if text.startswith("]", at):
+        if unread.text.startswith("]", at):
             break
         try:
-            value, at = _JSON.raw_decode(text, at)
+            value, at = _JSON.raw_decode(unread.text, at)
         except (RecursionError, ValueError) as error:
             yield events
             events = []
-            text = text[at:]
-            position += at
-            # An object that does not end, or no text, may go on in the next piece of the file.
-            may_go_on = not text or text.startswith("{")
-            if isinstance(error, RecursionError) or not may_go_on:
-                raise Broken(f"an event after character {position:,} is not JSON") from None
-            text += _next_text(stream, decoder, text, position)
+            unread.drop(at)
             at = 0
+            # An object that does not end, or no text, may go on in the next piece of the file.
+            may_go_on = not unread.text or unread.text.startswith("{")
+            if isinstance(error, RecursionError) or not may_go_on:
+                raise Broken(f"an event after character {unread.position:,} is not JSON") from None
+            unread.read_more()
             continue
         with suppress(msgspec.ValidationError):  # an event of another program may have other types
             events.append(msgspec.convert(value, Event))
     yield events
     is_bare_list = begin.group().lstrip() == "["
     if not is_bare_list:  # the object around the list has an end too
-        _to_the_end(stream, decoder, text[at + 1 :], position + at)
+        unread.drop(at + 1)
+        unread.read_rest()
 
 
 def _decoded(block: str, position: int) -> Sequence[Event]:
-    """Return the events of a text, with commas between them.  position: of the text in the file."""
+    """Return the events of a text that has commas between them.  position: where the text begins in
+    the file, for the message of Broken."""
     try:
         return _DECODER.decode(f"[{block}]")
     except (msgspec.DecodeError, RecursionError):
-        return [event for text in _BETWEEN.split(block) for event in _salvaged(text, position)]
+        return [
+            event for text in _BOUNDARY_COMMA.split(block) for event in _salvaged(text, position)
+        ]
 
 
 def _salvaged(text: str, position: int) -> Sequence[Event]:
-    """Return an event; field by field where it is no valid JSON, without resolving the escapes in
-    its name."""
+    """Return a list of the one event in a text.  An event that is invalid JSON is read field by
+    field; the escapes in its name stay.  Raises Broken where that fails, too."""
     with suppress(msgspec.DecodeError, RecursionError):
         return _DECODER.decode(f"[{text}]")
     head, _, args = text.partition('\n    "args": {')
-    match = _HEAD.match(head) if len(head) < LONGEST_HEAD else None
+    match = _EVENT_HEAD.match(head) if len(head) < LONGEST_HEAD else None
     if match is None:
         raise Broken(f"an event after character {position:,} is not JSON")
     counters = []
     for pattern in _COUNTERS:
         values = pattern.findall(args)
-        # the last is the counter's: 1.13 has the stack before it
+        # Only the last is the counter's: torch 1.13 writes the stack before it, which may hold
+        # the same text.
         counters.append(int(values[-1]) if values else None)
-    dur = float(match["dur"]) if match["dur"] else None
-    return [
-        Event(
-            match["ph"],
-            match["cat"],
-            match["name"],
-            float(match["ts"]),
-            dur,
-            Counters(*counters),
-            True,
-        )
-    ]
+    event = Event(
+        ph=match["ph"],
+        cat=match["cat"],
+        name=match["name"],
+        ts=float(match["ts"]),
+        dur=float(match["dur"]) if match["dur"] else None,
+        args=Counters(*counters),
+        salvaged=True,
+    )
+    return [event]
 
 
-def is_number(value: _Number) -> bool:
+def is_number(value: _Number) -> TypeGuard[int | float]:
     """Return whether the value is a finite number of usual size."""
     return value is not None and -1e18 < value < 1e18
 
@@ -277,10 +304,15 @@ def is_number(value: _Number) -> bool:
 # Traces.
 
 CPU, CUDA = 0, 1  # "Device Type" of the memory events, c10::DeviceType
-LONGEST_LABEL = 1000  # characters kept of a name
+LONGEST_LABEL = 1000  # characters of a name that are kept
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})$")
 
-Device = tuple[int, int]  # type, id
+
+class Device(NamedTuple):
+    """Name a device as memory events do.  type: CPU or CUDA; id: -1 for a CPU."""
+
+    type: int
+    id: int
 
 
 class TraceError(UserError):
@@ -300,18 +332,36 @@ class Step(NamedTuple):
         return self.begin + self.duration
 
 
+class Span(NamedTuple):
+    """Hold a span of record_function, a labelled stage of a step, in microseconds."""
+
+    begin: float
+    end: float
+    name: str
+
+
+class Counts(NamedTuple):
+    """Hold the bytes that a device had allocated after each memory event, in the order of the
+    file.  moments: the times of the events in microseconds."""
+
+    moments: array[float]
+    totals: array[int]
+
+
 @dataclass
 class Trace:
     """Hold one trace file, which is one window of the profiler's schedule; times are microseconds.
 
-    spans: (begin, end, name) of each other span of record_function; memory: by device, (times,
-    bytes allocated) in the order of the file; operators: when each began, sorted; salvaged: number
-    of events that were not valid JSON."""
+    Attributes:
+        spans: the labelled stages, not the steps
+        operators: when each operator began, sorted
+        salvaged: number of events that were invalid JSON
+    """
 
     path: Path
     steps: list[Step] = field(default_factory=list)
-    spans: list[tuple[float, float, str]] = field(default_factory=list)
-    memory: dict[Device, tuple[array[float], array[int]]] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    memory: dict[Device, Counts] = field(default_factory=dict)
     operators: array[float] = field(default_factory=lambda: array("d"))
     on_cuda: bool = False
     salvaged: int = 0
@@ -328,37 +378,46 @@ class Trace:
         """Return the number of operators that began within a step."""
         return bisect_left(self.operators, step.end) - bisect_left(self.operators, step.begin)
 
-    def fullest(self, kind: int | None = None) -> Device | None:
-        """Return the GPU with the highest count, or the CPU if no GPU allocated; None where none
-        did, of this kind."""
-        devices = [device for device in self.memory if kind in (None, device[0])]
-        on_cuda = [device for device in devices if device[0] == CUDA]
-        return max(on_cuda or devices, key=lambda device: max(self.memory[device][1]), default=None)
+    def fullest(self, device_type: int | None = None) -> Device | None:
+        """Return the GPU with the highest count of bytes, or the CPU if no GPU has one; None where
+        no device has.
+
+        device_type: CPU or CUDA, if only devices of that type are meant."""
+        devices = [device for device in self.memory if device_type in (None, device.type)]
+        gpus = [device for device in devices if device.type == CUDA]
+        return max(
+            gpus or devices, key=lambda device: max(self.memory[device].totals), default=None
+        )
 
     def add(self, event: Event) -> None:
-        """Keep what is used of an event, but for operators."""
+        """Take in an event that is no operator."""
         if event.name == "[memory]":
-            counters = event.args
-            if counters and all(
-                map(is_number, (event.ts, counters.total, counters.device_type, counters.device_id))
-            ):
-                device = int(counters.device_type or 0), int(counters.device_id or 0)
-                moments, totals = self.memory.setdefault(device, (array("d"), array("q")))
-                moments.append(event.ts or 0.0)
-                totals.append(int(counters.total or 0))
+            self._add_memory(event)
         elif event.cat == "user_annotation" and event.ph == "X" and event.name:
-            if (
-                event.ts is not None
-                and event.dur is not None
-                and all(map(is_number, (event.ts, event.dur)))
-            ):
-                step = _STEP.match(event.name)
-                if step:
-                    self.steps.append(Step(event.ts, float(event.dur), int(step[1])))
-                else:
-                    self.spans.append((event.ts, event.ts + event.dur, event.name[:LONGEST_LABEL]))
+            self._add_span(event.name, event.ts, event.dur)
         elif event.cat == "kernel":
             self.on_cuda = True
+
+    def _add_memory(self, event: Event) -> None:
+        counters = event.args or Counters()
+        if (
+            is_number(event.ts)
+            and is_number(counters.total)
+            and is_number(counters.device_type)
+            and is_number(counters.device_id)
+        ):
+            device = Device(int(counters.device_type), int(counters.device_id))
+            counts = self.memory.setdefault(device, Counts(array("d"), array("q")))
+            counts.moments.append(event.ts)
+            counts.totals.append(int(counters.total))
+
+    def _add_span(self, name: str, begin: _Number, duration: _Number) -> None:
+        if is_number(begin) and is_number(duration):
+            step = _STEP.match(name)
+            if step:
+                self.steps.append(Step(begin, float(duration), int(step[1])))
+            else:
+                self.spans.append(Span(begin, begin + duration, name[:LONGEST_LABEL]))
 
 
 def read(path: Path) -> Trace:
@@ -369,7 +428,7 @@ def read(path: Path) -> Trace:
             for events in read_events(stream):
                 for event in events:
                     trace.salvaged += event.salvaged
-                    if event.cat == "cpu_op" and event.ts is not None and is_number(event.ts):
+                    if event.cat == "cpu_op" and is_number(event.ts):
                         trace.operators.append(event.ts)
                     elif event.cat != "python_function":  # most events of a trace with stacks
                         trace.add(event)
@@ -379,5 +438,5 @@ def read(path: Path) -> Trace:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
     trace.steps.sort()
     trace.operators = array("d", sorted(trace.operators))
-    trace.on_cuda = trace.on_cuda or any(device_type == CUDA for device_type, _ in trace.memory)
+    trace.on_cuda = trace.on_cuda or any(device.type == CUDA for device in trace.memory)
     return trace

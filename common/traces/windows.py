@@ -1,9 +1,11 @@
 """Compute the profiled numbers of traces: step time and peak memory of the windows of one worker,
 memory over time.
 
-Profiled numbers contain the profiler's own cost.  Windows of different workers are never merged.
-Bytes over time are those of the fullest GPU, or of the CPU if no GPU allocated.  They are above the
-level at which the step began: the counter of a CPU drifts from step to step.
+A window is one trace file: the steps that torch.profiler recorded in one cycle of its schedule.  A
+worker is one process of the profiled program; windows of different workers are never merged.
+Profiled numbers contain the profiler's own cost.  Bytes over time are those of the fullest GPU, or
+of the CPU if no GPU allocated.  They are above the level at which the step began: the counter of a
+CPU drifts from step to step.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from rnnt_bench.core.text import MB
 from rnnt_bench.traces import reader
 
 MOST_POINTS = 600  # of a curve as it is drawn
-# a step is short, or has few operators, if it has less than 1/FEW of the usual duration or count
+# A step is short if it took less than 1/FEW of the usual duration.  It has few operators if it has
+# less than 1/FEW of the usual number.
 FEW = 4
 FIRST_WINDOW = (
     "profiled peak MB is of the first window only: on CPU the counter drifts from window to window"
@@ -32,7 +35,7 @@ Window = tuple[Path, reader.Trace | reader.TraceError]
 
 @dataclass(frozen=True)
 class WindowNumbers:
-    """The numbers of one trace file; None if it cannot be read or holds no complete step."""
+    """Hold the numbers of one trace file; None if it cannot be read or holds no complete step."""
 
     file: str
     average_step_time_us: float | None = None
@@ -43,11 +46,11 @@ class WindowNumbers:
 
 @dataclass
 class Profiled:
-    """The numbers of all traces of one worker, over the complete steps of all windows.
+    """Hold the numbers of all traces of one worker, over the complete steps of all windows.
 
     Attributes:
-        label_us: per step
-        step_us: of each readable window
+        label_us: microseconds of each label in a step, on average
+        step_us: microseconds of each step, a list for each readable window
         error: why the first unreadable window could not be read; the numbers are then None
     """
 
@@ -79,9 +82,12 @@ def read_windows(files: list[Path]) -> list[Window]:
 
 
 def profiled(windows: list[Window], to_the_end: bool = False) -> Profiled:
-    """Return the numbers of one worker from its windows, sorted by time.  to_the_end: the profiled
-    loop is known to have ended as planned, so that no step counts as cut off."""
+    """Return the numbers of one worker from its windows, sorted by time.
+
+    to_the_end: the profiled loop is known to have ended as planned, so that no step counts as cut
+      off."""
     result = Profiled()
+    totals_us: dict[str, float] = {}  # by label
     before: reader.Trace | None = None
     for number, (path, trace) in enumerate(windows, start=1):
         if isinstance(trace, reader.TraceError):
@@ -91,34 +97,48 @@ def profiled(windows: list[Window], to_the_end: bool = False) -> Profiled:
         later = windows[number][1] if number < len(windows) else None
         # Another loop that writes to the same folder counts its steps from the start again.
         goes_on = isinstance(later, reader.Trace) and later.steps[0].number > trace.steps[-1].number
-        flags = []
-        whole = trace.steps
-        if not to_the_end and not goes_on and _is_cut_off(trace, before):
-            *whole, stub = trace.steps
-            step = f"ProfilerStep#{stub.number} ({stub.duration:.0f} us)"
-            flags.append(
-                f"stub step: {step} was cut off by the end of the loop and is left out of the average"
-            )
-        if trace.salvaged:
-            flags.append(f"{trace.salvaged} events are not valid JSON and were read field by field")
-        durations = [step.duration for step in whole]
-        device = trace.fullest()
-        peak_mb = max(trace.memory[device][1]) / MB if device else None
-        average = fmean(durations) if durations else None
-        result.windows.append(WindowNumbers(path.name, average, len(durations), peak_mb, flags))
-        result.notes += [f"{path.name}: {flag}" for flag in flags]
+        may_be_cut_off = not (to_the_end or goes_on)
+        stub = trace.steps[-1] if may_be_cut_off and _is_cut_off(trace, before) else None
+        durations = [step.duration for step in trace.steps if step is not stub]
+        numbers = _numbers(trace, durations, stub)
+        result.windows.append(numbers)
+        result.notes += [f"{path.name}: {flag}" for flag in numbers.flags]
         result.on_cuda = result.on_cuda or trace.on_cuda
         if durations:
             result.step_us.append(durations)
-            for label, total in trace.label_us.items():
-                result.label_us[label] = result.label_us.get(label, 0.0) + total
+            for label, us in trace.label_us.items():
+                totals_us[label] = totals_us.get(label, 0.0) + us
         before = trace
-    steps = [duration for durations in result.step_us for duration in durations]
-    if result.error or not steps:
-        result.label_us = {}
-        return result
-    result.average_step_time_us = fmean(steps)
-    result.label_us = {label: total / len(steps) for label, total in result.label_us.items()}
+    if result.step_us and not result.error:
+        steps = [us for durations in result.step_us for us in durations]
+        result.average_step_time_us = fmean(steps)
+        result.label_us = {label: us / len(steps) for label, us in totals_us.items()}
+        _set_peak(result)
+    return result
+
+
+def _numbers(
+    trace: reader.Trace, durations: Sequence[float], stub: reader.Step | None
+) -> WindowNumbers:
+    """Return the numbers of a trace.
+
+    durations: of its complete steps, in microseconds; stub: its last step, if that was cut off."""
+    flags = []
+    if stub:
+        step = f"ProfilerStep#{stub.number} ({stub.duration:.0f} us)"
+        flags.append(
+            f"stub step: {step} was cut off by the end of the loop and is left out of the average"
+        )
+    if trace.salvaged:
+        flags.append(f"{trace.salvaged} events are not valid JSON and were read field by field")
+    device = trace.fullest()
+    peak_mb = max(trace.memory[device].totals) / MB if device else None
+    average = fmean(durations) if durations else None
+    return WindowNumbers(trace.path.name, average, len(durations), peak_mb, flags)
+
+
+def _set_peak(result: Profiled) -> None:
+    """Set the peak: the highest of all windows on CUDA, that of the first window on a CPU."""
     peaks = [
         window.peak_memory_mb for window in result.windows if window.peak_memory_mb is not None
     ]
@@ -126,17 +146,16 @@ def profiled(windows: list[Window], to_the_end: bool = False) -> Profiled:
         result.peak_memory_mb = max(peaks, default=None)
     elif peaks:
         result.peak_memory_mb = result.windows[0].peak_memory_mb
-        if len(windows) > 1:
+        if len(result.windows) > 1:
             result.notes.append(FIRST_WINDOW)
-    return result
 
 
 def _is_cut_off(trace: reader.Trace, before: reader.Trace | None) -> bool:
     """Return whether the loop ended within the last step of a trace.
 
     Such a step is shorter than the others and also holds fewer operators (torch 1.13 adds one there
-    by itself); a complete step may be either, but not both.  One that is alone is held against the
-    window before.
+    by itself); a complete step may be either, but not both.  A step that is alone in its trace is
+    compared with the steps of the window `before`.
     """
     *others, last = trace.steps
     usual: Sequence[reader.Step] = others or (before.steps if before else [])
@@ -150,9 +169,11 @@ def _is_cut_off(trace: reader.Trace, before: reader.Trace | None) -> bool:
 # Memory over time.
 
 
-class Span(NamedTuple):
-    """Bytes allocated at the start of a span, at most within it, and at its end, above the level at
-    the step's start; the span of the whole step has the name ""."""
+class SpanMemory(NamedTuple):
+    """Hold the bytes allocated at the begin of a span, at most within it, and at its end.  They are
+    counted from the level at which the step began.
+
+    name: "" for the span of the whole step; step: its number."""
 
     name: str
     step: int
@@ -163,9 +184,13 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """Hold the memory of one step over time: at `ms` milliseconds since it began `mb` MB were
-    allocated, above what was when it began; stage_mb: the highest of these while each labelled
-    stage ran."""
+    """Hold the memory of one step over time.
+
+    Attributes:
+        ms: milliseconds since the step began, of each point of the curve
+        mb: MB allocated at that point, above what was allocated when the step began
+        stage_mb: the highest of these while each labelled stage ran
+    """
 
     file: str
     step: int
@@ -179,46 +204,59 @@ class Curve:
         return max(self.mb)
 
 
+class _Level(NamedTuple):
+    """Hold how many bytes were allocated after a memory event; moment: in microseconds."""
+
+    moment: float
+    total: int
+
+
 class _Levels:
     """The allocated bytes of one device, sorted by time."""
 
     def __init__(self, trace: reader.Trace, device: reader.Device):
-        self.events = sorted(zip(*trace.memory[device]), key=lambda event: event[0])
-        self.moments = [moment for moment, _ in self.events]
+        levels = map(_Level, *trace.memory[device])
+        self.levels = sorted(levels, key=lambda level: level.moment)
+        self.moments = [level.moment for level in self.levels]
 
     def before(self, moment: float) -> int:
-        """Return the bytes when `moment` came: after the last event before it, else of the
-        first."""
-        return self.events[max(bisect_left(self.moments, moment) - 1, 0)][1]
+        """Return the bytes after the last event before a moment; after the first event, where none
+        is before it."""
+        return self.levels[max(bisect_left(self.moments, moment) - 1, 0)].total
 
-    def between(self, begin: float, end: float) -> list[tuple[float, int]]:
-        """Return (microseconds, bytes) of the events from `begin` to `end`."""
-        return self.events[bisect_left(self.moments, begin) : bisect_right(self.moments, end)]
+    def between(self, begin: float, end: float) -> list[_Level]:
+        """Return the levels of the events from `begin` to `end`, in microseconds."""
+        return self.levels[bisect_left(self.moments, begin) : bisect_right(self.moments, end)]
 
 
-def spans(path: Path, kind: int | None = None) -> list[Span]:
-    """Return the spans of all steps, sorted by start within each step; none if the trace has no
-    memory events.  kind: reader.CPU or reader.CUDA, where only that kind of device counts.  Raises
-    TraceError."""
+def spans(path: Path, device_type: int | None = None) -> list[SpanMemory]:
+    """Return the memory of the spans of all steps, sorted by begin within each step; none if the
+    trace has no memory events.  Raises TraceError.
+
+    device_type: reader.CPU or reader.CUDA, if only devices of that type count."""
     trace = reader.read(path)
-    device = trace.fullest(kind)
+    device = trace.fullest(device_type)
     if device is None:
         return []
     levels = _Levels(trace, device)
     result = []
     for step in trace.steps:
         base = levels.before(step.begin)
-        inside = sorted(
-            span for span in trace.spans if step.begin <= span[0] and span[1] <= step.end
-        )
-        for begin, end, name in [(step.begin, step.end, ""), *inside]:
-            at_begin = levels.before(begin)
-            within = [total for _, total in levels.between(begin, end)] or [at_begin]
-            highest = max(at_begin, *within)
+        whole = reader.Span(step.begin, step.end, "")
+        for span in [whole, *sorted(_inside(step, trace.spans))]:
+            begin = levels.before(span.begin)
+            totals = [begin, *(level.total for level in levels.between(span.begin, span.end))]
             result.append(
-                Span(name, step.number, at_begin - base, highest - base, within[-1] - base)
+                SpanMemory(
+                    span.name, step.number, begin - base, max(totals) - base, totals[-1] - base
+                )
             )
     return result
+
+
+def _inside(step: reader.Step, spans: Sequence[reader.Span]) -> list[reader.Span]:
+    """Return the spans that begin and end within a step."""
+    return [span for span in spans if step.begin <= span.begin and span.end <= step.end]
 
 
 def curve(path: Path) -> Curve | None:
@@ -226,34 +264,45 @@ def curve(path: Path) -> Curve | None:
     Raises TraceError."""
     trace = reader.read(path)
     device = trace.fullest()
-    steps = trace.steps
-    if device is None or not steps:
+    if device is None or not trace.steps:
         return None
-    cut_off = len(steps) > 1 and steps[-1].duration * FEW < median_high(
-        [step.duration for step in steps[:-1]]
-    )
-    step = steps[-2 if cut_off else -1]
+    step = _last_complete(trace.steps)
     levels = _Levels(trace, device)
-    events = levels.between(step.begin, step.end)
-    if not events:
+    inside = levels.between(step.begin, step.end)
+    if not inside:
         return None
-    base = (
-        levels.before(step.begin)
-        if levels.moments[0] < step.begin
-        else min(total for _, total in events)
-    )
+    if levels.moments[0] < step.begin:
+        base = levels.before(step.begin)
+    else:
+        base = min(level.total for level in inside)
     stage_mb: dict[str, float] = {}
-    for begin, end, label in trace.spans:
-        if step.begin <= begin and end <= step.end:
-            for _, total in levels.between(begin, end):
-                stage_mb[label] = max(stage_mb.get(label, 0.0), (total - base) / MB)
-    size = math.ceil(len(events) / MOST_POINTS)  # of each group of neighbours, the highest is drawn
-    groups = (events[first : first + size] for first in range(0, len(events), size))
-    highest = (max(group, key=lambda event: event[1]) for group in groups)
-    points = [(step.begin, base), *highest, (step.end, events[-1][1])]
-    ms = [(moment - step.begin) / 1e3 for moment, _ in points]
-    mb = [(total - base) / MB for _, total in points]
-    return Curve(trace.path.name, step.number, ms, mb, stage_mb)
+    for span in _inside(step, trace.spans):
+        for level in levels.between(span.begin, span.end):
+            mb = (level.total - base) / MB
+            stage_mb[span.name] = max(stage_mb.get(span.name, 0.0), mb)
+    points = [_Level(step.begin, base), *_thinned(inside), _Level(step.end, inside[-1].total)]
+    return Curve(
+        file=trace.path.name,
+        step=step.number,
+        ms=[(point.moment - step.begin) / 1e3 for point in points],
+        mb=[(point.total - base) / MB for point in points],
+        stage_mb=stage_mb,
+    )
+
+
+def _last_complete(steps: Sequence[reader.Step]) -> reader.Step:
+    """Return the last step; the one before it, if the last is so short that it was cut off."""
+    *others, last = steps
+    if others and last.duration * FEW < median_high([step.duration for step in others]):
+        return others[-1]
+    return last
+
+
+def _thinned(levels: Sequence[_Level]) -> list[_Level]:
+    """Return at most MOST_POINTS levels: the highest of each group of neighbours."""
+    size = math.ceil(len(levels) / MOST_POINTS)
+    groups = (levels[first : first + size] for first in range(0, len(levels), size))
+    return [max(group, key=lambda level: level.total) for group in groups]
 
 
 def rise(path: Path) -> dict[reader.Device, int]:
@@ -261,6 +310,6 @@ def rise(path: Path) -> dict[reader.Device, int]:
     have steps; its counter may start above zero, at the level at which the window before ended.
     Raises TraceError."""
     return {
-        device: max(totals) - min(totals)
-        for device, (_, totals) in reader.read(path).memory.items()
+        device: max(counts.totals) - min(counts.totals)
+        for device, counts in reader.read(path).memory.items()
     }
