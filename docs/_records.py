@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from inspect import cleandoc
 from typing import Any, NamedTuple
 
 from msgspec import inspect
@@ -33,7 +34,7 @@ def describe() -> list[Description]:
     parts = schema.PARTS
     for name, kind in [*schema.KINDS.items(), *((part.__name__, part) for part in parts)]:
         info: Any = inspect.type_info(kind)
-        text = " ".join((kind.__doc__ or "").partition("\n\n    Attributes:")[0].split())
+        text = " ".join(cleandoc(kind.__doc__ or "").partition("\n\nAttributes:")[0].split())
         meanings = _meanings(kind)
         descriptions.append(Description(name, text, [_field(field, meanings) for field in info.fields]))
     return descriptions
@@ -43,8 +44,8 @@ def _meanings(kind: type[Any]) -> dict[str, str]:
     """Return the words about fields in the docstrings of a class and its bases."""
     meanings = {}
     for each in reversed(kind.__mro__):
-        about = (each.__doc__ or "").partition("Attributes:\n")[2]
-        for names, text in re.findall(r"^ {8}(\w+(?:, \w+)*): (.*(?:\n {12}.*)*)", about, re.MULTILINE):
+        about = cleandoc(each.__doc__ or "").partition("Attributes:\n")[2]
+        for names, text in re.findall(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {5,}.*)*)", about, re.MULTILINE):
             meanings.update(dict.fromkeys(names.split(", "), " ".join(text.split())))
     return meanings
 

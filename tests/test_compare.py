@@ -45,7 +45,7 @@ def seeds(thorough):
 @cache
 def real(load, name):
     path = DATA / load / f"{name}.jsonl"
-    return measured.row(store.read_run(path)[1], path.parent, traces=False)
+    return measured.row(store.read(path), path.parent, traces=False)
 
 
 def timing_jobs(run):

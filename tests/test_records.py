@@ -12,7 +12,7 @@ import pytest
 from rnnt_bench.core import files, settings
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.records import schema, store
-from rnnt_bench.records.run import again, earlier, open_runs
+from rnnt_bench.records.run import continued_run, earlier_runs, open_runs
 from rnnt_bench.traces import reader
 
 from commands import ROOT, run, within
@@ -55,7 +55,7 @@ def test_every_record_of_the_committed_results_is_known_and_loses_nothing():
 def test_what_is_no_result_file_is_said(tmp_path, text, words):
     (tmp_path / "results.jsonl").write_text(text)
     with pytest.raises(UserError, match=words) as raised:
-        store.read(tmp_path)
+        store.read_run(tmp_path)
     assert str(tmp_path) in str(raised.value) and "\n" not in str(raised.value)
 
 
@@ -139,7 +139,7 @@ def test_resume_leaves_a_file_of_a_newer_version_as_it_is(name, tmp_path):
     (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
     content = (tmp_path / name).read_bytes()
     with pytest.raises(UserError, match="newer version"):
-        again(tmp_path / name)
+        continued_run(tmp_path / name)
     assert (tmp_path / name).read_bytes() == content and os.listdir(tmp_path) == [name]
 
 
@@ -147,7 +147,7 @@ def test_resume_leaves_a_file_of_a_newer_version_as_it_is(name, tmp_path):
 def test_resume_keeps_a_last_line_that_lacks_only_its_newline(name, tmp_path):
     lines = [{**HEADS[name], "schema": schema.SCHEMA}, status("timing-1", "ok"), status("timing-2", "ok")]
     (tmp_path / name).write_text("\n".join(map(json.dumps, lines)))
-    run = again(tmp_path / name)
+    run = continued_run(tmp_path / name)
     assert run.is_done("timing-1") and run.is_done("timing-2")
     run.add([schema.Status(job="timing-3", status="ok")])
     run.close()
@@ -174,7 +174,7 @@ def test_a_run_of_a_clock_that_was_ahead_is_told(kind, tmp_path, capsys):
         else:
             write_run(tmp_path / name, started=started)
     if kind == "resume":
-        earlier(tmp_path, "results.jsonl", schema.Header)
+        earlier_runs(tmp_path, "results.jsonl", schema.Header)
         told = capsys.readouterr().err
     else:
         told = run("summarize.py", tmp_path).stderr

@@ -202,12 +202,12 @@ def _measure(
 ) -> None:
     """Measure one configuration, and add its folders to `folders`.  cell: its values of --sweep;
     flags: the settings that flags gave."""
-    extra = {"values": dict(cell)} if cell else {}
+
     python_of = {**python_of, **controls.python_of}
     names = list(python_of)
     is_first = not folders  # a sweep that was stopped has not begun its later cells
     with open_runs(
-        names, resolved, arguments.log_dir, arguments.resume, extra, or_anew=not is_first
+        names, resolved, arguments.log_dir, arguments.resume, cell, or_new=not is_first
     ) as run_of:
         folders += [run.folder for run in run_of.values()]
         if is_first:

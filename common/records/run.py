@@ -1,18 +1,21 @@
-"""A run of one implementation: its folder under the log directory, of this run alone, and its
-records.  A process that measures into a folder holds a lock there, so that no other one continues
-the same run."""
+"""Start, continue and extend runs.
+
+A run measures one implementation, or one thing that a tool measures.  It has a folder of its own
+under the log directory, with its records.  A process that measures into the folder holds a lock
+there, so that no other one continues the same run.
+"""
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.files import ROOT, Claim, Held, cannot_write, code, not_a_folder
@@ -22,18 +25,23 @@ from rnnt_bench.core.text import plain
 from rnnt_bench.records import schema, store
 from rnnt_bench.system import machine
 
-#: In the folder of a run, or of a sweep, as long as a process measures into it.
+#: The lock file in the folder of a run as long as a process measures into it.
 LOCK_NAME = ".measuring.lock"
 Head = TypeVar("Head", bound=schema.FirstLine)
 
 
 class Run:
-    """The records of one implementation, in memory and in a file; each addition is written before
-    the next job starts.
+    """The records of a run, in memory and in a file; each addition is written before the next job
+    starts.
 
-    records: those without the samples, which are in the file alone; claim: the lock of the folder,
-    if it belongs to this run alone; resumed: whether another process measured some of it; failed:
-    whether a job that this process added did not end well."""
+    Attributes:
+        path: the file
+        records: all but the samples, which are in the file alone
+        claim: the lock of the folder
+        resumed: whether an earlier process measured some of it
+        failed: whether a job that this process added did not end well
+        unwritten: records for which the disk had no room yet
+    """
 
     def __init__(
         self, path: Path, existing: Sequence[schema.Line] = (), claim: Claim | None = None
@@ -47,38 +55,41 @@ class Run:
         self.failed = False
 
     def add(self, new: Sequence[schema.Line]) -> None:
-        """Add records.  Where the disk has no room for a job, the job becomes one that failed, on
-        disk too if there is room for that. Raises NotWritten for records that are not the end of a
-        job; the next addition tries to write them again."""
-        before = len(self.records), len(self.unwritten)
+        """Add the records of a job, its status last, or others.
+
+        A job for which the disk has no room becomes one that failed: its status alone is kept, on
+        disk too if there is room for that.  Other records are kept until the next addition, which
+        tries to write them again; they raise NotWritten."""
+        records_before = len(self.records)
+        unwritten_before = len(self.unwritten)
         end = store.status_of(new)
         try:
-            self._add(new)
+            self._write(new)
         except store.NotWritten as error:
             if end is None:
                 raise
-            del self.records[before[0] :], self.unwritten[before[1] :]
+            del self.records[records_before:]
+            del self.unwritten[unwritten_before:]
             end.status = "error"
             end.reason = str(error)
             with suppress(store.NotWritten):
-                self._add([end])
+                self._write([end])
         self.failed = self.failed or (end is not None and end.status != "ok")
 
-    def _add(self, new: Sequence[schema.Line]) -> None:
-        """Raises NotWritten."""
+    def _write(self, new: Sequence[schema.Line]) -> None:
+        """Add records in memory, and write them behind those that are not written yet.  Raises
+        NotWritten."""
         self.records += _without_samples(new)
         self.unwritten += new
         store.append(self.path, map(schema.as_written, self.unwritten))
         self.unwritten.clear()
 
     def is_done(self, job: str) -> bool:
-        """Tell whether the job ended well; any other job is tried again when a run is resumed."""
-        lines = store.latest_jobs(self.records).get(job)
-        end = store.status_of(lines) if lines else None
-        return end is not None and end.status == "ok"
+        """Return whether a job ended well; --resume tries any other again."""
+        return store.ended_well(store.latest_jobs(self.records).get(job, []))
 
     def needs(self, job: str) -> bool:
-        """Tell whether the job is still to be carried out, and can be."""
+        """Return whether a job is still to be carried out.  After one that failed none is."""
         return not (self.failed or self.is_done(job))
 
     @property
@@ -116,9 +127,11 @@ def remove(path: Path) -> None:
 
 
 def claim_folder(log_dir: Path, base: str) -> Claim:
-    """Make a folder `base` (or base.2, base.3, ...) in `log_dir` and return its lock.  Raises
-    UserError."""
-    for number in itertools.count(1):
+    """Make a folder `base` in `log_dir`, or base.2, base.3, ... where that is taken; return its
+    lock.  Raises UserError."""
+    number = 0
+    while True:
+        number += 1
         folder = log_dir / (base if number == 1 else f"{base}.{number}")
         try:
             log_dir.mkdir(parents=True, exist_ok=True)
@@ -126,23 +139,29 @@ def claim_folder(log_dir: Path, base: str) -> Claim:
             if not any(folder.iterdir()):
                 return Claim(folder / LOCK_NAME)
         except Held:
-            pass  # another run took it just now
-        # a file, or a link that leads nowhere, may be where a folder should be
+            pass  # another run took the folder just now
         except OSError as error:
+            # The name may be that of a file, or of a link that leads nowhere.
             if isinstance(error, FileExistsError) and os.path.isdir(log_dir):
                 continue
-            words = (
-                f"cannot write {error.filename} ({not_a_folder(error.filename) or error.strerror})"
-            )
-            raise UserError(f"--log-dir {log_dir}: {words}; name another folder") from error
-    raise AssertionError("unreachable")
+            reason = not_a_folder(error.filename) or error.strerror
+            raise UserError(
+                f"--log-dir {log_dir}: cannot write {error.filename} ({reason}); name another folder"
+            ) from error
 
 
-def anew(log_dir: Path, base: str, file_name: str, head: Mapping[str, Any]) -> Run:
-    """Return a new run with this first line.  Raises UserError where it cannot be written; nothing
-    is left then."""
+def new_run(log_dir: Path, base: str, file_name: str, head: Mapping[str, Any]) -> Run:
+    """Start a run, and return it.  Raises UserError where it cannot be written; nothing is left
+    then.
+
+    Args:
+        log_dir: the log directory
+        base: the name of its folder there, where that is free
+        file_name: schema.FILE_NAME or schema.TOOL_FILE_NAME
+        head: the first line of the file
+    """
     claim = claim_folder(log_dir, base)
-    first = {**head, "schema": schema.SCHEMA}  # written with its defaults, too
+    first = {**head, "schema": schema.SCHEMA}  # fields that have their default are written, too
     run = Run(claim.path.with_name(file_name), [schema.typed(first)], claim)
     try:
         store.append(run.path, [first])
@@ -152,7 +171,7 @@ def anew(log_dir: Path, base: str, file_name: str, head: Mapping[str, Any]) -> R
     return run
 
 
-def again(path: Path) -> Run:
+def continued_run(path: Path) -> Run:
     """Return the run in a file, to be continued; a job that a killed process left half written is
     cut off.
 
@@ -161,8 +180,9 @@ def again(path: Path) -> Run:
     try:
         claim = Claim(lock)
     except Held as held:
-        words = f"is being measured by process {held}: wait for it, or give another --log-dir"
-        raise UserError(f"--resume: {path.parent} {words}") from None
+        raise UserError(
+            f"--resume: {path.parent} is being measured by process {held}: wait for it, or give another --log-dir"
+        ) from None
     except OSError as error:
         raise UserError(f"--resume: {cannot_write(lock, error, 'leave the flag out')}") from error
     try:
@@ -174,8 +194,8 @@ def again(path: Path) -> Run:
 
 
 def origin() -> schema.Record:
-    """Return the keys of a file's first record that tell when, where and by which revision it is
-    measured."""
+    """Return the fields of a first line that tell when, where and by which code a run that begins
+    now is measured."""
     revision, dirty = machine.git_state(ROOT)
     return {
         "run_id": uuid.uuid4().hex[:12],
@@ -188,43 +208,55 @@ def origin() -> schema.Record:
     }
 
 
-def unchanged(heads: Sequence[tuple[Head, Path]], here: schema.Record) -> list[tuple[Head, Path]]:
-    """Return the runs that --resume can go on with: begun on this machine, by the code of now.
-    Where there are runs, but none of these, print why.
+@dataclass(frozen=True)
+class EarlierRun(Generic[Head]):
+    """Describe a run on disk.  head: its first line; path: its file."""
 
-    heads: the first record of each run, and its file; here: what `origin` returns."""
-    # of any kind, since their common fields are compared
+    head: Head
+    path: Path
+
+
+def resumable(runs: Sequence[EarlierRun[Head]], here: schema.Record) -> list[EarlierRun[Head]]:
+    """Return the runs that began on this machine, with the present code of the suite.  If there are
+    runs, but none of these, print why.
+
+    here: the fields of `origin`."""
+    # Any kind of first line has the fields that are compared.
     now: schema.FirstLine = schema.typed({"record": "tool", "tool": "", "name": "", **here})
-    changes = [_change(head, now) for head, _ in heads]
+    changes = [_change(run.head, now) for run in runs]
     if changes and all(changes):
         print(f"--resume: {plain(changes[-1])}: a run of its own begins", file=sys.stderr)
-    return [head for head, change in zip(heads, changes) if not change]
+    return [run for run, change in zip(runs, changes) if not change]
 
 
 def _change(head: schema.FirstLine, now: schema.FirstLine) -> str:
-    """Return what differs from where a run began, in words; "" where nothing does."""
-    for what in head.machine.__struct_fields__:
-        before, after = getattr(head.machine, what), getattr(now.machine, what)
-        # a new kernel counts the memory anew; the command's Python measures nothing
-        if before not in (None, after) and what not in ("memory_bytes", "python"):
-            return f"the run began on another machine: {what} {before}, here {after}"
+    """Return in words how machine or code differ from where a run began; "" where they do not."""
+    for key in head.machine.__struct_fields__:
+        before = getattr(head.machine, key)
+        after = getattr(now.machine, key)
+        # Another kernel may count the memory differently.  The command's Python measures nothing.
+        if before not in (None, after) and key not in ("memory_bytes", "python"):
+            return f"the run began on another machine: {key} {before}, here {after}"
     if head.git_revision != now.git_revision:
         return f"the run began at another revision of the suite, {head.git_revision}, here {now.git_revision}"
-    return (
-        ""
-        if head.code in (None, now.code)
-        else "the code of the suite has changed since the run began"
-    )
+    if head.code not in (None, now.code):
+        return "the code of the suite has changed since the run began"
+    return ""
 
 
 class Changed(Exception):
-    """A job measured something else than earlier jobs of its run; the message says what differs."""
+    """Raised where a job measured something else than earlier jobs of its run, another version of a
+    package say; the message says what differs."""
 
 
 def facts(name: str, lines: Iterable[schema.Line]) -> dict[str, object]:
-    """Return what must be equal in the jobs of a run that ran in one Python, by a name in words.
+    """Return {words: value} of what must be equal in all jobs of a run that ran in one Python:
+    {"torch": "2.11.0", "threads of k2": 2}.
 
-    name: of the implementation or task that the records of a job, `lines`, are about."""
+    Args:
+        name: the implementation or task
+        lines: the records of one of its jobs
+    """
     result: dict[str, object] = {}
     for line in lines:
         if isinstance(line, schema.Environment):
@@ -232,7 +264,7 @@ def facts(name: str, lines: Iterable[schema.Line]) -> dict[str, object]:
                 torch=line.torch, Python=line.python, CUDA=line.cuda, device=line.device_name
             )
             result["GPU"] = line.gpu.uuid if line.gpu else None
-            # a tool's tasks may differ in them on purpose
+            # The tasks of a tool may differ in these on purpose.
             result[f"threads of {name}"] = line.threads
             result[f"the version of {name}"] = line.implementation_version
             result[f"the digest of {line.shape_file}"] = line.shape_file_sha256
@@ -241,24 +273,29 @@ def facts(name: str, lines: Iterable[schema.Line]) -> dict[str, object]:
     return {key: value for key, value in result.items() if value is not None}
 
 
-def earlier(log_dir: Path, file_name: str, kind: type[Head]) -> list[tuple[Head, Path]]:
-    """Return the first line and the path of each file of this name under `log_dir`, the newest
-    last; warn of files that cannot be read, which do not block --resume."""
-    heads = [(store.first(path), path) for path in sorted(log_dir.glob(f"*/{file_name}"))]
-    skipped = ", ".join(
-        plain(path.parent.name) for head, path in heads if not isinstance(head, kind)
-    )
+def earlier_runs(log_dir: Path, file_name: str, kind: type[Head]) -> list[EarlierRun[Head]]:
+    """Return the runs with a file of this name under `log_dir`, the newest last.  Warn of files
+    whose first line cannot be read: they do not block --resume.
+
+    kind: schema.Header or schema.ToolHeader, the type of the first line."""
+    runs = []
+    skipped = []
+    for path in sorted(log_dir.glob(f"*/{file_name}")):
+        head = store.first(path)
+        if isinstance(head, kind):
+            runs.append(EarlierRun(head, path))
+        else:
+            skipped.append(plain(path.parent.name))
     if skipped:
         print(
-            f"warning: --resume: skipped {skipped} in {log_dir}: the first line cannot be read",
+            f"warning: --resume: skipped {', '.join(skipped)} in {log_dir}: the first line cannot be read",
             file=sys.stderr,
         )
-    readable = [(head, path) for head, path in heads if isinstance(head, kind)]
-    readable.sort(key=lambda pair: pair[0].started)
-    if len(readable) > 1:
-        newest, path = readable[-1]
-        store.warn_of_clock(path.parent, newest.started)
-    return readable
+    runs.sort(key=lambda run: run.head.started)
+    if len(runs) > 1:
+        newest = runs[-1]
+        store.warn_of_clock(newest.path.parent, newest.head.started)
+    return runs
 
 
 @contextmanager
@@ -267,50 +304,62 @@ def open_runs(
     settings: Settings,
     log_dir: Path,
     resume: bool,
-    extra: Mapping[str, Any] | None = None,
-    or_anew: bool = False,
+    cell: Mapping[str, Any] | None = None,
+    or_new: bool = False,
 ) -> Iterator[dict[str, Run]]:
-    """Yield a Run for each implementation: new folders, or to resume those of the newest run with
-    the same settings.
+    """Yield a Run for each implementation, by name.  Raises UserError where there is no run to
+    resume, or another process is measuring it.
 
-    extra: further keys of the ``run`` records; or_anew: start a run where there is none to resume.
-    Raises UserError where there is none, or when another process is measuring it."""
-    shared = {**origin(), "settings": settings.to_json(), **(extra or {})}
-    wanted = schema.recorded(settings)
-    cell = shared.get("values", {})
-    heads = [
-        (head, path)
-        for head, path in (earlier(log_dir, schema.FILE_NAME, schema.Header) if resume else ())
-        if head.name in names and head.settings == wanted and head.values == cell
-    ]
-    if resume and not (heads or or_anew):
-        raise UserError(
-            f"--resume: no run with these settings under {log_dir}; leave the flag out to start one"
-        )
-    heads = unchanged(heads, shared)
-    if heads:
-        first = heads[-1][0]
-        shared.update(run_id=first.run_id, started=first.started)
-    paths = {head.name: path for head, path in heads if head.run_id == heads[-1][0].run_id}
+    Args:
+        names: the implementations
+        settings: of all of them
+        log_dir: the log directory
+        resume: whether the newest run with these settings goes on, instead of a new one
+        cell: {setting: value} of this cell of a sweep
+        or_new: whether a new run begins where there is none to resume
+    """
+    shared = {**origin(), "settings": settings.to_json()}
+    if cell:
+        shared["values"] = dict(cell)
+    paths: dict[str, Path] = {}
+    if resume:
+        wanted = schema.recorded(settings)
+        earlier = [
+            run
+            for run in earlier_runs(log_dir, schema.FILE_NAME, schema.Header)
+            if run.head.name in names
+            and run.head.settings == wanted
+            and run.head.values == (cell or {})
+        ]
+        if not (earlier or or_new):
+            raise UserError(
+                f"--resume: no run with these settings under {log_dir}; leave the flag out to start one"
+            )
+        earlier = resumable(earlier, shared)
+        if earlier:
+            newest = earlier[-1].head
+            shared.update(run_id=newest.run_id, started=newest.started)
+            paths = {run.head.name: run.path for run in earlier if run.head.run_id == newest.run_id}
     opened: dict[str, Run] = {}
     try:
         for name in names:
             if name in paths:
-                opened[name] = again(paths[name])
+                opened[name] = continued_run(paths[name])
             else:
                 implementation = find(name)
-                row = {
+                head = {
+                    "record": "run",
+                    "name": name,
                     "package": implementation.package,
                     "kind": implementation.kind,
                     "exact": implementation.exact,
                     "suffix": settings.suffix,
+                    **shared,
                 }
-                head = {"record": "run", "name": name, **row, **shared}
-                opened[name] = anew(
-                    log_dir, f"{implementation.folder}-{settings.suffix}", schema.FILE_NAME, head
-                )
+                base = f"{implementation.folder}-{settings.suffix}"
+                opened[name] = new_run(log_dir, base, schema.FILE_NAME, head)
         yield opened
-    except UserError:  # a mistake, or no room for a first line
+    except UserError:  # a mistake of the user, or a disk without room for a first line
         for run in opened.values():
             run.discard_if_empty()
         raise

@@ -1,25 +1,26 @@
-"""What a run leaves on disk: every kind of record, and every field.
+"""Define what a run leaves on disk: every kind of record, and every field.
 
-A run of an implementation owns one folder, ``log/<name>-<suffix>/``, with its records
-(``results.jsonl``), its traces and their key_averages, and, as long as a process measures into it,
-a lock file.  The folder can be moved, copied or deleted on its own.  A record is one JSON object on
-one line; its key ``record`` is its kind.
+A run of an implementation owns one folder, ``log/<name>-<suffix>/``.  It holds the records
+(``results.jsonl``), the traces with their key_averages, and a lock file as long as a process
+measures into it.  The folder can be moved, copied or deleted on its own.  A record is one JSON
+object on one line; its key ``record`` is its kind.
 
-A sweep is ordinary runs whose settings differ: the first line of each has the `values` of its cell.
-A tool owns one folder for each run, with ``tool.jsonl``: a header, then the records of its jobs,
-whose content is the tool's own.
+A sweep is several ordinary runs, one for each combination of its values, called a cell.  The first
+line of a run has the `values` of its cell.  A tool that measures no loss (the profile of a model,
+say) has a folder for each run, with ``tool.jsonl``: a header, then the records of its jobs.  What
+is in these records is defined by the tool.
 
 All these files only grow.  A job that ran again (--resume) appears again: its later records replace
-the earlier ones. Fields with a default are absent in records of older versions; what a newer
-version adds, kinds and fields, is ignored. The types are checked when a file is read, so no other
-code does it.
+the earlier ones.  Fields with a default may be absent in records of older versions.  Kinds and
+fields that a newer version adds are ignored.  The types are checked when a file is read, so no
+other code does it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -34,13 +35,23 @@ TOOL_FILE_NAME = "tool.jsonl"
 #: A record as it is written.
 Record = dict[str, Any]
 
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-Positive = Annotated[int, Meta(ge=1, le=2**53)]
-Bytes = Annotated[int, Meta(ge=0, le=2**53, extra={"unit": "bytes"})]
-Nanoseconds = Annotated[float, Meta(gt=0, le=1e18, extra={"unit": "ns"})]
-Duration = Annotated[float, Meta(ge=0, le=1e18, extra={"unit": "ns"})]
+#: The largest whole number of a record: readers of JSON that keep numbers as float64 round larger
+#: ones.
+MOST = 2**53
+#: The longest time of a record, 30 years: sums and squares of times stay finite.
+LONGEST_NS = 1e18
+
+Count = Annotated[int, Meta(ge=0, le=MOST)]
+Positive = Annotated[int, Meta(ge=1, le=MOST)]
+Bytes = Annotated[int, Meta(ge=0, le=MOST, extra={"unit": "bytes"})]
+PositiveBytes = Annotated[int, Meta(ge=1, le=MOST, extra={"unit": "bytes"})]
+Nanoseconds = Annotated[float, Meta(gt=0, le=LONGEST_NS, extra={"unit": "ns"})]
+#: The times of repeats, at least one.
+Repeats = Annotated[Sequence[Nanoseconds], Meta(min_length=1, extra={"unit": "ns"})]
+#: A time that may be 0: of a part that is shorter than the clock can tell.
+Duration = Annotated[float, Meta(ge=0, le=LONGEST_NS, extra={"unit": "ns"})]
+#: A share from 0 to 1.  Older versions did not clip it, and coarse clocks gave any number.
 Share = Annotated[float, Meta(ge=-1, le=1e6)]
-#: Share of the CPUs that other processes used.
 ForeignCpu = Annotated[
     Share | None, Meta(description="other processes' share of the CPUs that it may use, 0 to 1")
 ]
@@ -55,20 +66,20 @@ Value = int | float | bool | str | None
 
 
 def _type_of(setting: Setting, hint: Any) -> Any:
-    """Return the type that a setting has in a record; hint: its type in Settings."""
+    """Return the type that a setting has in a record: whole numbers with the bounds of the flag, or
+    from 1.
+
+    hint: its type in Settings."""
     if hint == Mapping[str, int]:
         return dict[str, Count]
-    if hint is int or int in get_args(hint):
-        bounds = (
-            setting.type
-            if isinstance(setting.type, flag_types.Whole)
-            else flag_types.Whole(1, 2**53)
-        )
-        whole = Annotated[int, Meta(ge=bounds.low, le=bounds.high)]
-        return whole if hint is int else whole | None
     if hint == tuple[str, ...]:
         return Annotated[list[str], Meta(min_length=1)]
-    return hint
+    if hint not in (int, int | None):
+        return hint
+    whole: Any = Positive
+    if isinstance(setting.type, flag_types.Whole):
+        whole = Annotated[int, Meta(ge=setting.type.low, le=setting.type.high)]
+    return whole if hint is int else whole | None
 
 
 if TYPE_CHECKING:
@@ -81,10 +92,10 @@ else:
                 (key, _type_of(SETTINGS[key], hint), None)
                 for key, hint in get_type_hints(Settings).items()
             ),
-            ("find_largest", Any, None),  # of searches before they were a tool's
+            ("find_largest", Any, None),  # a setting of older versions, now `rnnt-bench largest`
         ],
         namespace={
-            "__doc__": "The settings of a run, as Settings has them; null where its version did not have one."
+            "__doc__": "The settings of a run, as Settings has them; null for one that its version lacked."
         },
         frozen=True,
         omit_defaults=True,
@@ -99,12 +110,12 @@ class Machine(Struct, kw_only=True, frozen=True):
 
     Attributes:
         cpu: model name
-        family, model, stepping: of the processor, as /proc/cpuinfo has them; on Arm implementer,
-          part and revision
+        family, model, stepping: numbers of the processor in /proc/cpuinfo; on Arm implementer, part
+          and revision
         vectors: instructions for vectors, by the names of /proc/cpuinfo: "avx2", "avx512f", "asimd"
         caches: bytes of the first CPU's caches by level, without those of instructions: {"L2":
           1048576}
-        cores: physical or logical ones, as the system counts them
+        cores: number of cores that the system counts, physical or logical
         os: system, release and processor, as platform.platform() has them
         python: version of the command's Python
     """
@@ -122,13 +133,14 @@ class Machine(Struct, kw_only=True, frozen=True):
 
 
 class Gpu(Struct, kw_only=True, frozen=True):
-    """The driver's account of a GPU when it was read (NVML, where nvidia-ml-py is installed).
+    """The state of a GPU at one moment, as its driver tells it (NVML, where nvidia-ml-py is
+    installed).
 
     Attributes:
-        driver: its version
-        sm_most_mhz: highest clock
-        throttled_by: what held the clocks back at that moment: "power cap", "idle"
-        ecc: whether its memory corrects errors
+        driver: version of the driver
+        sm_mhz, sm_most_mhz: clock of the multiprocessors, and the highest that they can have
+        throttled_by: what held the clocks back: "power cap", "idle"
+        ecc: whether the memory corrects errors
     """
 
     uuid: str | None = None
@@ -143,24 +155,28 @@ class Gpu(Struct, kw_only=True, frozen=True):
 
 
 class Option(Struct, frozen=True):
-    """An option of a package's function: the value that this suite gives, and the function's own
-    ("-": hidden)."""
+    """An option of a package's function.
+
+    Attributes:
+        ours: value that this suite gives
+        default: the function's own; "-" where it does not show one
+    """
 
     ours: Any
     default: Any
 
 
 class Batch(Struct, frozen=True):
-    """A batch; cells are those of the lattice, T * (U + 1).
+    """A batch.  Its cells are those of the lattices: T * (U + 1) for each utterance.
 
     Attributes:
-        index: among the batches of the shape file
+        index: its place among the batches of the shape file, from 0
         N: number of utterances
-        T_max, U_max: of the longest utterance and target
-        useful_cells, padded_cells: without padding, and with it
-        frames, tokens: sum of T, of U
-        one_symbol_cells: met by paths of at most one symbol a frame
-        pruned_cells: T * min(S, U + 1) for the prune range S
+        T_max, U_max: frames of the longest utterance, tokens of the longest target
+        useful_cells, padded_cells: number of cells without padding, and with it
+        frames, tokens: sums of T and of U
+        one_symbol_cells: number of cells on paths that emit at most one symbol a frame
+        pruned_cells: sum of T * min(S, U + 1) for the prune range S
     """
 
     index: int
@@ -176,7 +192,7 @@ class Batch(Struct, frozen=True):
 
 
 class Totals(Struct, frozen=True):
-    """Totals of all utterances of the shape file, as the run varied them.
+    """Totals over the utterances of the shape file that the run draws from.
 
     Attributes:
         frames: sum of T
@@ -192,22 +208,24 @@ class Totals(Struct, frozen=True):
 
 
 class AtSize(Struct, kw_only=True):
-    """Errors on a measured batch, of both scopes.
+    """The errors of a loss on a measured batch, the larger of the scopes loss and step.
 
     Attributes:
-        batch: its index
-        N, T_max, U_max: of its utterances that were measured, as of ``Batch``
-        loss_error: relative, against the float64 oracle
-        grad_error: largest difference over largest magnitude, of the tensor where that is largest
-        loss_tolerance, grad_tolerance: what was allowed of these, which grows with the length of
+        batch: index of the batch
+        N, T_max, U_max: number, most frames and most tokens of the utterances that were judged
+        loss_error: relative error of the loss, against the float64 oracle
+        grad_error: largest difference of a gradient, over its largest magnitude; of the tensor
+          where that is largest
+        loss_tolerance, grad_tolerance: largest error that is allowed; it grows with the length of
           the sums
-        reference_error: that of a lattice whose sums are float32, 2e-5 at least; a loss in float32
-            has no more than ten times as much.  Null in other dtypes
+        reference_error: error of the derivatives of the suite's own lattice with sums in float32,
+          at least 2e-5; a loss in float32 may have ten times as much.  Null in other dtypes
         errors: every error that was judged, by what is off, in words
-        imprecise: the largest error that only the rounding of sums explains which cancel to almost
-          0, or null
-        useful_cells: cells of the judged utterances
-        needed_cells: of these, those whose posterior a gradient's sums in the dtype can tell from 0
+        imprecise: largest error that comes from rounding alone, in sums that cancel to almost 0;
+          null for none
+        useful_cells: number of lattice cells of the judged utterances
+        needed_cells: number of useful cells whose posterior is large enough to change a sum of the
+          gradient in the dtype
         differing: "loss", or tensors whose gradient has other bits in a second step
         ok: whether every error is within its tolerance
     """
@@ -230,8 +248,14 @@ class AtSize(Struct, kw_only=True):
 
 
 class Schedule(Struct, frozen=True):
-    """Steps of the profiler: without it, thrown away, in the trace; windows, each with a trace of
-    its own."""
+    """The schedule of torch.profiler.
+
+    Attributes:
+        wait: steps without the profiler
+        warmup: steps with the profiler that are thrown away
+        active: steps in the trace
+        repeat: number of windows, each of these three and with a trace of its own
+    """
 
     wait: Count
     warmup: Count
@@ -243,30 +267,30 @@ class Stream(Struct, frozen=True):
     """A kernel that reads and writes as fast as it can.
 
     Attributes:
-        kernel: "update": two reads and a write over one of them; "read"; "write"
-        buffer_bytes: of all buffers that it touches
-        moved_bytes: read and written
+        kernel: "read"; "write"; "update", which reads two buffers and writes over one of them
+        buffer_bytes: size of all buffers that it touches
+        moved_bytes: bytes read and written
         ns: duration of each repeat
     """
 
     kernel: str
-    buffer_bytes: Annotated[int, Meta(ge=1, le=2**53, extra={"unit": "bytes"})]
-    moved_bytes: Annotated[int, Meta(ge=1, le=2**53, extra={"unit": "bytes"})]
-    ns: Annotated[Sequence[Nanoseconds], Meta(min_length=1, extra={"unit": "ns"})]
+    buffer_bytes: PositiveBytes
+    moved_bytes: PositiveBytes
+    ns: Repeats
 
 
 class Products(Struct, frozen=True):
     """Products of n x n matrices.
 
     Attributes:
-        ns: duration of each; of the loop's, of as many at once as there are threads, over their
-          number
-        by: "torch" (torch.mm) or "loop" (the suite's own, with the widest vectors that the
+        ns: duration of each product.  The threads of "loop" make several at once: it is then their
+          duration over their number
+        by: "torch" (torch.mm) or "loop" (the suite's own code, with the widest vectors that the
           processor has)
     """
 
     n: Positive
-    ns: Annotated[Sequence[Nanoseconds], Meta(min_length=1, extra={"unit": "ns"})]
+    ns: Repeats
     by: str = "torch"
 
 
@@ -274,7 +298,7 @@ class Products(Struct, frozen=True):
 
 
 class Line(Struct, kw_only=True, omit_defaults=True, tag_field="record"):
-    """A record."""
+    """A record, one line of a file."""
 
 
 class JobLine(Line, kw_only=True):
@@ -292,12 +316,13 @@ class FirstLine(Line, kw_only=True):
 
     Attributes:
         schema: version of this format
-        settings: every flag as resolved
+        settings: the value of every setting, given or by default
         command: the command line, a list
-        started: ISO 8601, UTC
-        git_revision, git_dirty: of this suite; whether there were uncommitted changes
+        started: when the run began, ISO 8601, UTC
+        git_revision: revision of this suite
+        git_dirty: whether there were uncommitted changes
         code: digest of this suite's files that measure
-        machine: on which the command ran
+        machine: the computer on which the command ran
     """
 
     schema: int = SCHEMA
@@ -311,16 +336,16 @@ class FirstLine(Line, kw_only=True):
 
 
 class Header(FirstLine, kw_only=True, tag="run"):
-    """Always the first line of a run.
+    """The first line of a results.jsonl: a run of one implementation.
 
     Attributes:
-        name: of the implementation: "k2", or "k2:modified" for a variant
-        run_id: shared by the implementations of one run: their rounds pair
-        suffix: of the folder: "30", "max-frames-10000"
-        package: that holds the loss, by its import name
-        kind: exact, the name of another lattice, or pruned
+        name: the implementation: "k2", or "k2:modified" for a variant
+        run_id: the same for the implementations of one run, whose rounds alternate
+        suffix: end of the folder's name: "30", "max-frames-10000"
+        package: import name of the package that holds the loss
+        kind: "exact", "pruned", "by-utterance", or the name of another lattice
         exact: whether it is the transducer loss itself, not an approximation
-        values: in a sweep: {setting: value} of the cell
+        values: {setting: value} of the cell, in a sweep
     """
 
     name: str
@@ -333,29 +358,29 @@ class Header(FirstLine, kw_only=True, tag="run"):
 
 
 class Environment(JobLine, kw_only=True, tag="environment"):
-    """Once for each job: where it ran and on what.
+    """Where a job ran, with which versions, and on which batches; one for each job.
 
     Attributes:
-        python, cuda, implementation_version: versions, the last of the package
-        torch: version, with the local part
-        options: of the package's functions, by name
+        python, cuda, implementation_version: versions of Python, CUDA and the loss's package
+        torch: its version, with the local part: "2.11.0+cpu"
+        options: options of the package's functions, by name
         device: "cpu" or "cuda"
         device_name: name of the GPU, or model of the CPU
-        threads: torch's on the CPU
+        threads: number of torch's threads on the CPU
         tf32: whether CUDA may round products to TF32; null on a CPU
         gpu: state of the GPU before the job; null on a CPU, or where it is not known
-        l2: "cold": written over before each sample; "warm"; null on a CPU
+        l2: "cold" if the L2 cache is written over before each sample, or "warm"; null on a CPU
         denormals: "flush" (subnormal numbers are zero on the CPU) or "keep"
         allocator: "reuse" or "system"; older runs: "system"
         variables: environment variables that tune threads, allocator and TF32
         mkl_as_intel: whether a preloaded library makes MKL take the path that it takes on Intel's
           processors
-        transparent_huge_pages: setting of the kernel
+        transparent_huge_pages: this setting of the kernel
         affinity: CPUs that the process may use: "0-3,8"
-        shape_file: path, relative to the suite where it lies in there
+        shape_file: its path, relative to the suite if it lies in there
         shape_file_sha256: hex digest of its bytes
-        batches: the measured ones
-        shape_file_totals: over all its utterances
+        batches: the batches that are measured
+        shape_file_totals: totals over all utterances of the shape file
         warnings: lines for the user
     """
 
@@ -384,31 +409,31 @@ class Environment(JobLine, kw_only=True, tag="environment"):
 
 
 class Correctness(JobLine, kw_only=True, tag="correctness"):
-    """The largest relative errors against the float64 oracle, on small batches; of a pruned loss
-    with its range widened to all of U.
+    """The largest errors against the float64 oracle, on small batches.  The range of a pruned loss
+    is widened to all of U for them.
 
     Attributes:
-        loss_error: relative
+        loss_error: relative error of the loss
         grad_error: largest error of a gradient, relative to its largest element
-        slope_error: largest difference to 1 of a factor between a tensor's gradient and the right
-          one
-        loss_tolerance, grad_tolerance, slope_tolerance: what was allowed of these in the batch that
-          has them
-        tolerance: of loss and gradient where sums are short
+        slope_error: how far the factor between a tensor's gradient and the right one is from 1, at
+          most
+        loss_tolerance, grad_tolerance, slope_tolerance: what was allowed in the batch with the
+          largest error
+        tolerance: what is allowed of loss and gradient where sums are short
         ok: whether everything that was judged is right
         differing: "loss", or tensors whose gradient has other bits in a second step
         reached_by_padding: "loss", or tensors whose gradient is not finite where the padding holds
           NaN
-        fewest_frames, fewest_targets: shorter utterances were not judged, which it refuses or gets
-          wrong
+        fewest_frames, fewest_targets: shortest utterance that was judged; the loss refuses shorter
+          ones, or gets them wrong
         approximation_gap: relative difference of a pruned loss to the exact one, at the configured
-            range and logits: the median of single utterances; else null
-        approximation_gaps: this gap by the kind of its logits; null where they could not be made
-        at_size: of the measured batch with the most padded cells
-            utterances; null where the small batches were wrong already, or simulated
-        same_as: the row of the same code that was asked what this one was not (docs/method.md); ""
-          for none
-        note: what else is to be known, else ""
+          range and logits: the median over single utterances; null for other losses
+        approximation_gaps: this gap by the kind of the logits; null where they could not be made
+        at_size: errors on the measured batch with the most padded cells; null where the small
+          batches were wrong already, or on a simulated device
+        same_as: the row that runs the same code and was asked the questions that this one was not
+          (docs/method.md); "" for none
+        note: a remark for the user, or ""
     """
 
     loss_error: float | None = None
@@ -440,10 +465,10 @@ class Sample(JobLine, kw_only=True, tag="sample"):
         total_wall_ns: wall time; on CUDA synchronised at both ends
         repeat: number of the pass over the round's batches, from 0
         warmup: whether it is only warm-up, and not counted
-        forward_wall_ns: null on CUDA, where the host runs ahead
+        forward_wall_ns: wall time of forward; null on CUDA, where the host runs ahead
         forward_event_ns, total_event_ns: time between CUDA events; null on a CPU
-        stages: time of each stage, of CUDA events on CUDA
-        loss: what the step returned; 1e300 where it is not finite
+        stages: time of each stage; between CUDA events on CUDA
+        loss: value that the step returned; 1e300 where it is not finite
     """
 
     scope: str
@@ -476,13 +501,12 @@ class Sample(JobLine, kw_only=True, tag="sample"):
 
     @property
     def ranked_ns(self) -> float:
-        """Return the time that tables and ratios are made of: on CUDA the events of a loss, which
-        are steadier, and the wall time of a step, which training waits for."""
-        return (
-            self.total_event_ns
-            if self.scope == "loss" and self.total_event_ns
-            else self.total_wall_ns
-        )
+        """Return the time that tables and ratios are made of.
+
+        It is the wall time of a step, for which training waits.  Of a loss it is the time between
+        CUDA events, which is steadier, where there are any."""
+        event_ns = self.total_event_ns if self.scope == "loss" else None
+        return event_ns or self.total_wall_ns
 
 
 class Stop(JobLine, kw_only=True, tag="stop"):
@@ -490,15 +514,15 @@ class Stop(JobLine, kw_only=True, tag="stop"):
 
     Attributes:
         scope: "loss" or "step"
-        loss_error: largest relative error of the losses of the last timed step of each batch
-          against float64
-        grad_error: error of the gradient of the last timed step, of the leaf where that is largest,
-            as a share of its length, by random sums
-        seed: of the random sums and of the batch of the further question, drawn after the last
+        loss_error: largest relative error, against float64, of the losses of the last timed step of
+          each batch
+        grad_error: error of the gradient of the last timed step, as a share of its length (its
+          2-norm), estimated by random sums; of the tensor where that is largest
+        seed: seed of the random sums, and of one more batch that is judged; drawn after the last
           sample
-        changed: what the loss has changed of its process (threads, default dtype, ...), in words
-        leaked_bytes: how much more memory was in use after each sample, from the third on; null for
-          too few samples
+        changed: what the loss has changed in its process (threads, default dtype, ...), in words
+        leaked_bytes: bytes that stay in use after each sample, from the third on; null for too few
+          samples
     """
 
     scope: str
@@ -511,18 +535,18 @@ class Stop(JobLine, kw_only=True, tag="stop"):
 
 
 class Memory(JobLine, kw_only=True, tag="memory"):
-    """Peaks of one step or loss above the baseline before it; null where a counter is not of this
-    device.
+    """How far the peaks of memory in one step or loss are above what was in use before it; null for
+    counters of another device.
 
     Attributes:
         scope: "loss" or "step"
-        batch: its index
-        device_allocated_bytes, device_reserved_bytes: of torch's CUDA allocator
-        device_used_bytes: of the whole device by cudaMemGetInfo, once a millisecond: allocators
-            beside torch's, and others, too
-        torch_allocated_bytes: torch's own allocations on a CPU; null too for losses that loop in
+        batch: index of the batch
+        device_allocated_bytes, device_reserved_bytes: by torch's CUDA allocator
+        device_used_bytes: by cudaMemGetInfo, once a millisecond: on the whole device, with what
+          other allocators and other processes take
+        torch_allocated_bytes: by torch's allocator on a CPU; null too for losses that loop in
           Python
-        process_bytes: of the resident process, on a CPU (VmHWM)
+        process_bytes: resident memory of the process, on a CPU (VmHWM)
     """
 
     scope: str
@@ -539,10 +563,11 @@ class Trace(JobLine, kw_only=True, tag="trace"):
 
     Attributes:
         files: names of traces, .json or .json.gz
-        steps: of the loop, over all windows
+        steps: number of steps of the loop, over all windows
         profiler: {record_shapes, with_stack, profile_memory}
-        foreign_cpu, flags: as of ``sample``; null where the loop was too short to tell
-        note: why there is no trace, else ""; schedule and profiler are null then
+        foreign_cpu: other processes' share of the CPUs; null where the loop was too short to tell
+        flags: "busy", "loaded": what the load was, see ``sample``; null where it is not known
+        note: why there is no trace, or ""; schedule and profiler are null then
         warnings: lines for the user
     """
 
@@ -557,19 +582,22 @@ class Trace(JobLine, kw_only=True, tag="trace"):
 
 
 class Limits(Line, kw_only=True, tag="limits"):
-    """The best that the device does: in each run that was timed one at the begin of some rounds, on
-    the device of the round; the same in all implementations of the run.
+    """The limits of the device: how fast it reads, writes and multiplies at best.
+
+    They are measured at the begin of some timing rounds.  All implementations of a run have the
+    same record.
 
     Attributes:
-        round: of the timing pass; null where it was measured once for the run
-        torch, device, device_name, threads, tf32, mkl_as_intel: as in ``environment``
-        dtype: of the matrices
+        round: number of the timing round; null where they were measured once for the run
+        torch, device, device_name, threads, tf32, mkl_as_intel: of the process that measured them,
+          see ``environment``
+        dtype: dtype of the matrices
         gpu: state of the GPU right after the measurement
-        streams: reads and writes of buffers of several sizes; none where products alone were
-            measured, on one thread, to tell whether torch's are slow
-        products: of matrices of the dtype
-        flags: as of ``sample``
-        reason: why there are no products, or none by the loop, else ""
+        streams: reads and writes of buffers of several sizes; empty where products alone were
+          measured, on one thread, to tell whether torch's are slow
+        products: products of matrices of the dtype
+        flags: "busy", "loaded": what the load was, see ``sample``
+        reason: why there are no products, or none by the loop; else ""
     """
 
     round: int | None = None
@@ -594,12 +622,12 @@ class Status(JobLine, kw_only=True, tag="status"):
     Attributes:
         status: ok, oom, unsupported, missing, error, timeout or interrupted
         pass_name: "correctness", "timing", ...
-        round: in the timing pass
-        reason: why it did not end well, else ""
+        round: number of the round, in the timing pass
+        reason: why the job did not end well, or ""
         wall_ns: duration of the whole job
-        stderr_tail: where the job failed: the last lines of its stderr
-        code: digest of each file of code that its process imported, but for those of packages and
-          of this suite
+        stderr_tail: the last lines of its stderr, where the job failed
+        code: digest of each file of the user's own code that the job imported, which is none of a
+          package or of this suite
     """
 
     status: str
@@ -612,11 +640,11 @@ class Status(JobLine, kw_only=True, tag="status"):
 
 
 class ToolHeader(FirstLine, kw_only=True, tag="tool"):
-    """Always the first line of a tool.jsonl: a run of a tool that measures no loss.
+    """The first line of a tool.jsonl: a run of a tool that measures no loss.
 
     Attributes:
-        tool: "profile", "inference" or "pipeline"
-        name: of what is measured, from its configuration
+        tool: "profile", "inference", "pipeline", ...
+        name: name of what is measured, from the configuration
         run_id: of this run alone
         config: the configuration, as the tool reads it again
     """
@@ -628,12 +656,16 @@ class ToolHeader(FirstLine, kw_only=True, tag="tool"):
 
 
 class Measured(JobLine, kw_only=True, tag="measured"):
-    """A job of a tool: its result, in fields of the tool's own type."""
+    """The result of a job of a tool.
+
+    Attributes:
+        value: fields that the tool defines
+    """
 
     value: Any
 
 
-#: The types above that no other inherits from: every kind of record, and what records are made of.
+#: The types above that have no subclass: the kinds of records, and the parts of records.
 _TYPES = [
     kind
     for name, kind in list(globals().items())
@@ -651,6 +683,8 @@ _DECODER = msgspec.json.Decoder(Kind)
 
 
 class _Head(Struct):
+    """The fields that tell whether this version can read a line at all."""
+
     record: str
     schema: int = 0
 
@@ -666,21 +700,22 @@ def decoded(line: bytes) -> Line | None:
         if msgspec.json.decode(line, type=_Head).record not in KINDS:
             return None
         raise
-    # json takes more: half of a surrogate pair in a path on a command line, infinity
+    # Python's json reads what it wrote and msgspec refuses: infinity, and half of a surrogate pair,
+    # which a path on a command line may hold.
     except msgspec.DecodeError:
         record = typed(json.loads(line))
     return record
 
 
 def typed(content: Any, kind: Any = Kind) -> Any:
-    """Return what JSON holds as a Struct, or a list of Structs; by default a record.  Raises
-    ValueError, which says which field is wrong."""
+    """Return the content of a JSON document as a value of the type `kind`, by default a record.
+    Raises ValueError, which says which field is wrong."""
     return msgspec.convert(content, kind)
 
 
 def as_written(part: Any) -> Any:
-    """Return Structs and dataclasses, and what holds them, as JSON has them; records without the
-    fields that have their default."""
+    """Return a record, or any value of Structs and dataclasses, in types of JSON: dicts, lists,
+    numbers, text.  Records are without the fields that have their default."""
     return msgspec.to_builtins(part)
 
 
@@ -691,7 +726,8 @@ def recorded(settings: Settings) -> RecordedSettings:
 
 
 def version(line: bytes) -> int:
-    """Return the version of the format, by the first line of a file; 0 where it does not tell."""
+    """Return the version of the format, from the first line of a file; 0 if the line does not
+    tell."""
     try:
         return msgspec.json.decode(line, type=_Head).schema
     except (ValueError, RecursionError):

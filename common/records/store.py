@@ -1,5 +1,5 @@
-"""Files of records: JSON Lines that only grow (see schema.py for what is in them).  No torch
-here."""
+"""Read and write files of records: JSON Lines that only grow (see schema.py for what is in them).
+No torch here."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ from rnnt_bench.core.files import cannot_write, open_file, read_bytes
 from rnnt_bench.core.text import clipped, count, plain
 from rnnt_bench.records import schema
 
-#: The folder of a log folder that has the runs that `compare --save-baseline` kept: readers leave
-#: it out.
+#: The folder in a log folder for the runs that `compare --save-baseline` keeps.  Readers of the log
+#: folder leave it out.
 BASELINES = "baselines"
 ANEW = "delete the folder and run again"
-#: Bytes of the first line that are read where nothing else of a file is.
+#: The most bytes that `first` reads of a file: no first line is longer.
 LONGEST_LINE = 2**24
 
 
 class NotWritten(UserError):
-    """Records could not be brought to disk; the file is as it was before."""
+    """Raised where records could not be brought to disk; the file is as it was before."""
 
 
 def append(path: Path, new: Iterable[schema.Record]) -> None:
-    """Add `new` at the end of the file `path`, made where it is missing.  Raises NotWritten where
-    the disk does not take all of it; then the file is as it was before."""
+    """Add records at the end of a file, which is made where it is missing.  Raises NotWritten where
+    the disk does not take all of them; then the file is as it was before."""
     lines = [json.dumps(record, separators=(",", ":"), allow_nan=False) for record in new]
-    added = "".join(f"{line}\n" for line in lines).encode()
+    unwritten = "".join(f"{line}\n" for line in lines).encode()
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        # a buffer would be written again when the file is closed
+        # The file has no buffer, which would be written again when it is closed.
         with open(descriptor, "r+b", buffering=0) as stream:
             before = stream.seek(0, os.SEEK_END)
-            # an addition that could not be undone costs no line but its own
             stream.seek(max(before - 1, 0))
-            left = added if stream.read(1) in (b"", b"\n") else b"\n" + added
+            # A file that ends within a line has an earlier addition that could not be undone.
+            if stream.read(1) not in (b"", b"\n"):
+                unwritten = b"\n" + unwritten
             try:
-                while left:
-                    left = left[stream.write(left) :]
+                while unwritten:
+                    unwritten = unwritten[stream.write(unwritten) :]
             except OSError:
                 with suppress(OSError):
                     stream.truncate(before)
@@ -57,24 +58,27 @@ def append(path: Path, new: Iterable[schema.Record]) -> None:
 
 
 def mend(path: Path) -> None:
-    """Cut off what a killed writer left of a job at the end of a file: a line cut short, and
-    records without their status, which must not be mixed with those of the next attempt.  Raises
-    UserError, also for a newer version's."""
+    """Cut off what a killed writer left of a job at the end of a file: a line cut short, and records
+    without the status of their job.  They must not be mixed with those of the next attempt.  Raises
+    UserError, also for a file of a newer version."""
     try:
         with open(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as stream:
-            end = position = 0
+            position = 0
+            end_of_whole = 0
             for line in stream:
                 if not position:
                     _refuse_newer(path, line)
                 position += len(line)
                 if _ends_addition(line):
-                    end = position
-            stream.truncate(end)
+                    end_of_whole = position
+            stream.truncate(end_of_whole)
     except OSError as error:
         raise UserError(cannot_write(path, error, "leave out --resume to start anew")) from error
 
 
 def _ends_addition(line: bytes) -> bool:
+    """Return whether a line is the last that a writer adds at once: the first of a file, the device's
+    limits, or the status of a job."""
     try:
         return json.loads(line)["record"] in ("tool", "run", "limits", "status")
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -95,7 +99,7 @@ def files_named(name: str, path: Path) -> list[Path]:
     if os.path.isfile(path):
         return [path] if path.name == name else []
     result = []
-    for folder, below, names in os.walk(path):  # a folder that is gone meanwhile has none
+    for folder, below, names in os.walk(path):  # it passes over folders that are gone meanwhile
         below[:] = {*below} - {BASELINES}
         if name in names:
             result.append(Path(folder, name))
@@ -103,13 +107,12 @@ def files_named(name: str, path: Path) -> list[Path]:
 
 
 def read(path: Path) -> list[schema.Line]:
-    """Return the records of a results.jsonl, or of the folder that holds it, in file order.
+    """Return the records of a file in their order.
 
-    What is no record is left out, with one warning for the file; a last line cut short (a killed
-    writer) is, without. Raises UserError for a file that does not begin with a record, and for one
-    that a newer version of this suite wrote.
+    Lines that are no records are left out, with one warning for the file.  A last line that a killed
+    writer cut short needs no warning.  Raises UserError for a file that does not begin with a
+    record, and for one that a newer version of this suite wrote.
     """
-    path = path / schema.FILE_NAME if path.is_dir() else path
     try:
         lines = read_bytes(path).split(b"\n")
     except OSError as error:
@@ -120,19 +123,21 @@ def read(path: Path) -> list[schema.Line]:
         raise UserError(f"{path}, line 1: not a record of this suite ({broken[1]}); {ANEW}")
     if broken:
         (number, reason), *others = broken.items()
-        rest = f"; likewise {len(others)} more" if others else ""
+        rest = f", with {count(len(others), 'more line')}" if others else ""
         warn(f"{path}, line {number}: not a record of this suite ({reason}), left out{rest}")
     return records
 
 
 def lost(path: Path) -> int:
-    """Return how many lines of a file are no records, a last one that is cut short not counted.
+    """Return how many lines of a file are no records.  A last line that is cut short does not count.
     Raises OSError."""
-    return len(_decoded(read_bytes(path).split(b"\n"))[1])
+    _, broken = _decoded(read_bytes(path).split(b"\n"))
+    return len(broken)
 
 
 def _decoded(lines: Sequence[bytes]) -> tuple[list[schema.Line], dict[int, str]]:
-    """Return the records on these lines, and by number, from 1, why others are none."""
+    """Return the records on the lines of a file, and {number: reason} of the lines that are none.
+    The numbers begin at 1."""
     records: list[schema.Line] = []
     broken: dict[int, str] = {}
     for number, line in enumerate(lines, start=1):
@@ -143,7 +148,7 @@ def _decoded(lines: Sequence[bytes]) -> tuple[list[schema.Line], dict[int, str]]
             continue
         if record is not None:
             records.append(record)
-    broken.pop(len(lines), None)  # no newline at its end: cut short
+    broken.pop(len(lines), None)  # the last line has no newline at its end: it was cut short
     return records, broken
 
 
@@ -154,8 +159,10 @@ def warn(text: str) -> None:
 
 
 def warn_of_hidden(path: Path, hidden: Iterable[Path]) -> None:
-    """Warn of runs at or under a path that was named, of which another path that was named has a
-    newer one."""
+    """Warn of the hidden runs at or under a path: another path that the user named has a newer run
+    that measured the same.
+
+    hidden: the folders of all hidden runs."""
     names = [
         folder.name
         for folder in hidden
@@ -167,20 +174,22 @@ def warn_of_hidden(path: Path, hidden: Iterable[Path]) -> None:
 
 
 def warn_of_clock(folder: Path, started: str) -> None:
-    """Warn of a run that began later than it is now, since the newest of equal runs is what is
-    shown and resumed."""
+    """Warn of a run that began in the future, by its clock: it hides later runs that measure the
+    same, since the newest is shown and resumed.
+
+    folder: of the run; started: when it began, ISO 8601 in UTC."""
     if started > datetime.now(timezone.utc).isoformat():
         warn(
             f"{folder} began at {started}, when the clock was ahead: later runs are not shown until then (--all-runs)"
         )
 
 
-def read_run(path: Path) -> tuple[schema.Header, list[schema.Line]]:
-    """Return the header of a results.jsonl (or of the folder that holds one), and all records.
-    Raises UserError."""
+def read_run(folder: Path) -> tuple[schema.Header, list[schema.Line]]:
+    """Return the header of the run in a folder, and all its records, the header among them.  Raises
+    UserError."""
+    path = folder / schema.FILE_NAME
     records = read(path)
     if not records or not isinstance(records[0], schema.Header):
-        path = path / schema.FILE_NAME if path.is_dir() else path
         raise UserError(f"{path}: does not begin with a run record; {ANEW}")
     return records[0], records
 
@@ -196,30 +205,33 @@ def first(path: Path) -> schema.FirstLine | None:
 
 
 def latest_jobs(records: Iterable[schema.Line]) -> dict[str, list[schema.JobLine]]:
-    """Return the records by job, for each only those of its last attempt that ended well; where
-    none did, those of the last that ended (with a ``status`` record), or else of the last that
-    there is.  In the order of time: a round that was measured again comes where it was."""
+    """Return {job: records} of one attempt for each job.
+
+    It is the last attempt that ended well; if none did, the last that ended (with a ``status``
+    record); if none ended, the last.  Jobs are in the order in which these attempts ended, those
+    that never ended first."""
     open_attempts: dict[str, list[schema.JobLine]] = {}
     ended: dict[str, list[schema.JobLine]] = {}
     for record in records:
-        if isinstance(record, schema.JobLine):
-            attempt = open_attempts.setdefault(record.job, [])
-            # the records before it have lost their status
-            if isinstance(record, schema.Environment):
-                attempt.clear()
-            attempt.append(record)
+        if not isinstance(record, schema.JobLine):
+            continue
+        attempt = open_attempts.setdefault(record.job, [])
+        # A job begins with its environment: what is before it is of an attempt without status.
+        if isinstance(record, schema.Environment):
+            attempt.clear()
+        attempt.append(record)
         if isinstance(record, schema.Status):
-            attempt = open_attempts.pop(record.job)
-            before = status_of(ended[record.job]) if record.job in ended else None
+            del open_attempts[record.job]
+            before = status_of(ended.get(record.job, []))
             if record.status == "ok" or before is None or before.status != "ok":
-                ended.pop(record.job, None)
+                ended.pop(record.job, None)  # so that the job comes last
                 ended[record.job] = attempt
     return {**open_attempts, **ended}
 
 
 def repeated(records: Iterable[schema.Line]) -> dict[int, int]:
-    """Return how often each timing round that ended well was measured again; rounds without that
-    are left out."""
+    """Return {round: how often it was measured again} of the timing rounds that ended well more
+    than once."""
     ends = [record for record in records if isinstance(record, schema.Status)]
     rounds = Counter(end.round for end in ends if (end.pass_name, end.status) == ("timing", "ok"))
     return {number: times - 1 for number, times in rounds.items() if number and times > 1}
@@ -233,11 +245,12 @@ def is_loaded(samples: Sequence[schema.Sample]) -> bool:
 
 
 def ended_well(lines: Sequence[schema.Line]) -> bool:
+    """Return whether a job ended with the status "ok".  lines: its records."""
     end = status_of(lines)
     return end is not None and end.status == "ok"
 
 
 def status_of(lines: Sequence[schema.Line]) -> schema.Status | None:
-    """Return the status with which a job ended; None where it did not."""
+    """Return the status record of a job, None where it has not ended.  lines: its records."""
     last = lines[-1] if lines else None
     return last if isinstance(last, schema.Status) else None

@@ -99,15 +99,15 @@ def _opened(header: schema.Record, log_dir: Path, resume: bool) -> run.Run:
     origin = run.origin()
     if resume:
         wanted = same(schema.decoded(json.dumps(header).encode()))
-        earlier = run.earlier(log_dir, schema.TOOL_FILE_NAME, schema.ToolHeader)
-        equal = [(head, path) for head, path in earlier if same(head) == wanted]
+        earlier = run.earlier_runs(log_dir, schema.TOOL_FILE_NAME, schema.ToolHeader)
+        equal = [before for before in earlier if same(before.head) == wanted]
         if not equal:
             raise UserError(
                 f"--resume: no run of {header['name']} with these flags under {log_dir}; remove the flag to start one"
             )
-        if unchanged := run.unchanged(equal, origin):
-            return run.again(unchanged[-1][1])
-    return run.anew(
+        if resumable := run.resumable(equal, origin):
+            return run.continued_run(resumable[-1].path)
+    return run.new_run(
         log_dir, f"{header['tool']}-{header['name']}", schema.TOOL_FILE_NAME, {**header, **origin}
     )
 
