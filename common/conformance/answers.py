@@ -1,7 +1,8 @@
-"""Let a package answer a question of the table: tell refusals from answers, and an answer from the
+"""Ask a loss a question of the table, and tell a refusal from an answer, and a wrong answer from a
 right one.
 
-`losses.questions` makes the steps, and `losses.judge` compares them, as they do in a run.
+`losses.questions` makes the steps of a question, and `losses.judge` compares the answer with the
+oracle's, both as in a run.
 """
 
 from __future__ import annotations
@@ -32,29 +33,38 @@ from rnnt_bench.system.memory import is_out_of_memory
 
 
 class Refused(Exception):
-    """Tells that the loss raised an error and gave no answer; its message, and whether it came in
-    backward."""
+    """Raised where the loss raised an error instead of an answer.
+
+    reason: the error in one line; the message also tells whether backward raised it.
+    """
+
+    def __init__(self, reason: str, in_backward: bool = False):
+        super().__init__(f"in backward: {reason}" if in_backward else reason)
+        self.reason = reason
 
 
 class NotAsked(Exception):
-    """Tells that the case does not apply to this adapter here; the message says why."""
+    """Raised where a question does not apply to this adapter here; the message says why."""
 
 
 def context_lost(device: torch.device) -> bool:
-    """Return whether every operation on `device` fails, as after an illegal access or a device-side
-    assert; a launch error is cleared once it was read, so a second try works."""
-    for _ in range(2 if device.type == "cuda" else 0):
+    """Return whether every operation on a GPU fails, as after an illegal access or a device-side
+    assert."""
+    if device.type != "cuda":
+        return False
+    for _ in range(2):  # the first try may read, and clear, the error of an earlier launch
         try:
             torch.zeros(1, device=device).add_(1).item()
             return False
         except Exception as error:
             if is_out_of_memory(error):
                 return False
-    return device.type == "cuda"
+    return True
 
 
 def message(error: BaseException) -> str:
-    """Return the first line of an error, without folders; of an assertion its line of source."""
+    """Return the first line of an error without folders; for a failed assertion, the line of source
+    that failed."""
     line = text.reason_of(error)
     if isinstance(error, AssertionError) and error.__traceback__ is not None:
         frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -63,11 +73,11 @@ def message(error: BaseException) -> str:
 
 
 def attempt(run: Run, steps: list[LossStep], factors: Factors) -> list[torch.Tensor]:
-    """Return the losses that `run` returns, after waiting for the device, so that late errors of
-    CUDA count.
+    """Run steps; return their losses.  It waits for the device, so that late errors of CUDA count.
 
-    Raises NotAsked if memory runs out, and Refused for an error of the loss that leaves the device
-    usable."""
+    Raises NotAsked if memory runs out, and Refused if the loss raises an error.  An error that
+    leaves the device unusable is raised as it is.
+    """
     device = steps[0].batch.targets.device
     try:
         losses = run(steps, factors)
@@ -79,35 +89,38 @@ def attempt(run: Run, steps: list[LossStep], factors: Factors) -> list[torch.Ten
             raise
         if is_out_of_memory(error):
             raise NotAsked(f"not enough memory: {message(error)}") from error
-        if all(step.answer is not None for step in steps):
-            raise Refused(f"in backward: {message(error)}") from error
-        raise Refused(message(error)) from error
+        has_losses = all(step.answer is not None for step in steps)
+        raise Refused(message(error), in_backward=has_losses) from error
 
 
 @dataclass
 class Examination:
-    """Ask an adapter a question on a device."""
+    """Ask a loss a question on a device.
+
+    Raises NotAsked where the question does not apply to the loss.
+    """
 
     adapter: Adapter
     device: torch.device
     question: Question
 
     def __post_init__(self) -> None:
-        self.scope: str = layouts.of(self.adapter).scopes[0]  # the first one of the loss
+        self.scope: str = layouts.of(self.adapter).scopes[0]  # "loss", if the loss has it
         self.must_apply()
 
     def but(self, **values: Any) -> Examination:
-        """Return the examination with another question."""
+        """Return the examination with other values of the question."""
         return Examination(self.adapter, self.device, self.question.but(**values))
 
     @property
     def interpreted(self) -> bool:
-        """Return whether Python runs its kernels, thread by thread, which takes minutes for a small
-        batch."""
+        """Return whether Python simulates the threads of its kernels one by one: a small batch then
+        takes minutes."""
         return self.adapter.simulated and not self.adapter.simulator_compiled
 
     def must_apply(self) -> None:
-        """Raise NotAsked for what the adapter does not have."""
+        """Raise NotAsked if the adapter lacks what the question is about, or would take too
+        long."""
         adapter, question = self.adapter, self.question
         if self.interpreted and question.slow:
             raise NotAsked("not in a simulator, which would take hours")
@@ -119,8 +132,9 @@ class Examination:
             raise NotAsked(
                 f"its kernels have no {question.dtype}; a simulator computes with any dtype"
             )
-        durations, is_tdt = adapter.lattice.durations, adapter.topology == "tdt"
-        if (question.durations and not is_tdt) or (question.sigma is not None and not durations):
+        lacks_durations = question.durations and adapter.topology != "tdt"
+        lacks_sigma = question.sigma is not None and not adapter.lattice.durations
+        if lacks_durations or lacks_sigma:
             raise NotAsked("it predicts no durations")
         if not questions.gives_each(adapter, question):
             raise NotAsked("it has no losses of utterances, only their sum")
@@ -132,18 +146,23 @@ class Examination:
             raise NotAsked("its layout has no padding")
 
     def ready(self) -> tuple[Adapter, Joiner, list[LossStep]]:
-        """Return the adapter as the question needs it, the joiner, and the steps of the scope."""
+        """Return the adapter with the question's options, the joiner, and the steps to run."""
         return questions.ready(self.adapter, self.question, self.device, self.scope)
 
     def answer(self, run: Run = run_together, factors: Factors = ()) -> Answer:
-        """Return the answer in the scope; `run` runs the step, and `factors` are of its losses."""
+        """Return the answer in the first scope of the loss.  Raises NotAsked and Refused.
+
+        Args:
+            run: runs the steps, and returns their losses.
+            factors: multiply the losses, in place of the question's own.
+        """
         attempted = partial(attempt, run)
         return questions.answer(
             self.adapter, self.question, self.device, self.scope, factors, attempted
         )
 
     def right_losses(self) -> torch.Tensor:
-        """Return the right losses (N,), float64."""
+        """Return the oracle's losses of the utterances, (N,) float64."""
         adapter, model, steps = self.ready()
         factors = questions.factors_of(self.question)
         right = judge.Right(adapter, model, self.scope, steps, factors)
@@ -151,10 +170,15 @@ class Examination:
         return right.losses[0]
 
     def outcome(self, run: Run = run_together, has_gradient: bool = True) -> Outcome:
-        """Return the outcome in all scopes that the question is asked in: the first that is wrong
-        or imprecise, else the last."""
+        """Judge the answer in each scope that the question is asked in; return the first outcome
+        that is wrong or imprecise, else the last.  Raises NotAsked and Refused.
+
+        Args:
+            run: runs the steps, and returns their losses.
+            has_gradient: whether `run` makes gradients, which are then judged too.
+        """
         attempted = partial(attempt, run)
-        asked = [self.question.but(may_refuse=False)]
+        asked = [self.question.but(may_refuse=False)]  # so that an error is raised here
         result = Outcome(NOT_ASKED, "it returns the sum of its losses alone")
         for _, answer in questions.answers(self.adapter, self.device, asked, run=attempted):
             result = self.compare(answer, attempted, has_gradient)
@@ -165,13 +189,12 @@ class Examination:
     def compare(
         self, answer: Answer, run: Run = run_together, has_gradient: bool = True
     ) -> Outcome:
-        """Return the outcome of an answer; `run` ran its steps.  Raises Refused where a gradient is
-        missing."""
+        """Judge an answer; raise Refused if it lacks a gradient.  Arguments as in `outcome`."""
         if not answer.rights.isfinite().all():
             return _without_path(answer)
         leaves = answer.errors.leaves.values()
         if has_gradient and any(leaf.missing for leaf in leaves):
-            raise Refused("in backward: it left the logits without a gradient")
+            raise Refused("it left the logits without a gradient", in_backward=True)
         verdict = questions.verdict(self.adapter, self.device, self.question, answer, run=run)
         wrong = [line for line in verdict.wrong if has_gradient or not line.leaf]
         message = ""
@@ -184,21 +207,27 @@ class Examination:
 
 
 def _without_path(answer: Answer) -> Outcome:
-    """Return the outcome where an utterance has no path: its loss must be infinite; the message
-    tells the gradient."""
+    """Judge an answer about utterances of which one has no path: its loss must be infinite.  The
+    message tells how large the gradient is."""
     infinite = answer.losses[~answer.rights.isfinite()].isinf()
     if not infinite.all():
         line = f"loss {listed(answer.losses)} where its lattice has no path"
         return Outcome(DIFFERS, f"{line}: must be infinite or refused")
     message = "no path through its lattice: an infinite loss"
-    gradients = [
-        gradient.reshape(-1)
-        for name, gradient in answer.given.items()
-        if name != "loss" and gradient is not None
-    ]
-    if gradients:
-        message += f", gradient up to {torch.cat(gradients).abs().max():g}"
+    entries = gradient_entries(answer)
+    if len(entries):
+        message += f", gradient up to {entries.abs().max():g}"
     return Outcome(PASS, message)
+
+
+def gradient_entries(answer: Answer) -> torch.Tensor:
+    """Return the entries of all gradients of an answer, (n,)."""
+    entries = [
+        values.reshape(-1)
+        for name, values in answer.given.items()
+        if name != "loss" and values is not None
+    ]
+    return torch.cat(entries) if entries else torch.zeros(0)
 
 
 def listed(values: torch.Tensor) -> str:

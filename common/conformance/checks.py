@@ -1,8 +1,8 @@
-"""Judge the questions that need more than one loss and its gradient: a function for each, which
-returns an Outcome.
+"""Judge an examination: the functions that the `check` of a question names.
 
-A function raises answers.Refused if the loss raises an error, and NotAsked if the question does not
-apply; rnnt_bench.conformance.judge turns these into outcomes.
+Most questions have `agrees`, which compares loss and gradient with the oracle's.  A function
+returns an Outcome.  It raises Refused if the loss raises an error, and NotAsked if the question
+does not apply to the loss; rnnt_bench.conformance.judge turns both into outcomes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from dataclasses import replace
 import torch
 from msgspec.structs import replace as changed
 
-from rnnt_bench.conformance.answers import Examination, NotAsked, Refused, attempt, listed
+from rnnt_bench.conformance.answers import (
+    Examination,
+    NotAsked,
+    Refused,
+    attempt,
+    gradient_entries,
+    listed,
+)
 from rnnt_bench.conformance.outcomes import DIFFERS, PASS, REFUSES, Outcome
 from rnnt_bench.core.implementations import ONE_SYMBOL
 from rnnt_bench.core.questions import FEW
@@ -22,10 +29,13 @@ from rnnt_bench.losses.judge import ONE
 from rnnt_bench.losses.oracle import relative_error
 from rnnt_bench.losses.step import differentiate, run_together
 
+#: Calls whose bits are compared.
+REPEATS = 5
+
 
 def agrees(exam: Examination) -> Outcome:
-    """Judge loss and gradient, that of padded cells included; a batch without a path may be
-    refused."""
+    """Judge loss and gradient, also in the padding.  An error passes where the question allows it,
+    or where an utterance has no path."""
     try:
         return exam.outcome()
     except Refused as refusal:
@@ -37,36 +47,45 @@ def agrees(exam: Examination) -> Outcome:
 
 
 def of_one_symbol(exam: Examination) -> Outcome:
+    """Judge loss and gradient of a loss whose lattice takes one symbol a frame at most."""
     if exam.adapter.topology == "regular":
         raise NotAsked("its lattice has a path for every utterance")
     return agrees(exam)
 
 
 def many_targets(exam: Examination) -> Outcome:
-    with suppress(Refused):  # for more targets than frames, perhaps
-        if exam.adapter.topology not in ONE_SYMBOL:
+    """Judge an utterance of many targets: on few frames, or on more frames than targets if the loss
+    takes one target a frame, or refuses more."""
+    if exam.adapter.topology not in ONE_SYMBOL:
+        with suppress(Refused):
             return agrees(exam)
-    return agrees(exam.but(shapes=[(1101, 1100)]))  # a path may have to end with a blank
+    # One frame more than targets, since a path may have to end with a blank.
+    return agrees(exam.but(shapes=[(1101, 1100)]))
 
 
 def unmet_cells(exam: Examination) -> Outcome:
-    answer = (exam.but(durations="1,2") if exam.adapter.topology == "tdt" else exam).answer()
-    ((_, derivatives),) = answer.lattices
+    """Judge the gradient of the cells that no path meets, which must be 0."""
+    if exam.adapter.topology == "tdt":
+        exam = exam.but(durations="1,2")
+    answer = exam.answer()
+    _, derivatives = answer.lattices[0]  # of the only utterance
     gradient = answer.given.get("given")
-    unmet = (derivatives[:, :-1] == 0).all(-1)
-    if gradient is None or not unmet.any():
+    is_unmet = (derivatives[:, :-1] == 0).all(-1)  # (T, U + 1)
+    if gradient is None or not is_unmet.any():
         raise NotAsked("a path meets every cell")
-    return _zero(gradient.reshape(*unmet.shape, -1)[unmet], "")
+    return _zero(gradient.reshape(*is_unmet.shape, -1)[is_unmet])
 
 
 def padding_gradient(exam: Examination) -> Outcome:
-    outside = exam.answer().errors.padding
-    if outside is None:
+    """Judge the gradient of the padding, which must be 0."""
+    largest = exam.answer().errors.padding
+    if largest is None:
         raise NotAsked("its layout has no padding")
-    return _zero(torch.tensor(outside), " in the padding")
+    return _zero(torch.tensor(largest), " in the padding")
 
 
-def _zero(values: torch.Tensor, where: str) -> Outcome:
+def _zero(values: torch.Tensor, where: str = "") -> Outcome:
+    """Return the outcome of entries of a gradient that must be 0; `where` is part of the message."""
     if (values == 0).all():
         return Outcome(PASS)
     return Outcome(DIFFERS, f"gradient{where} up to {values.abs().max():.1e} instead of 0")
@@ -84,144 +103,163 @@ def must_refuse(exam: Examination) -> Outcome:
 
 
 def laid_out(exam: Examination) -> Outcome:
-    """Judge inputs of equal values in another memory layout: slices of wider tensors, or, if the
-    question is no slice, tensors whose first and last dimension are swapped in memory."""
+    """Judge inputs of equal values in another memory layout.
+
+    They are slices of wider tensors, or tensors whose first and last dimension are swapped in
+    memory, as the name of the question says.
+    """
+
+    def view(values: torch.Tensor) -> torch.Tensor:
+        if exam.question.name == "slice":
+            return torch.nn.functional.pad(values, (1, 1), value=100.0)[..., 1:-1]
+        return values.transpose(0, -1).contiguous().transpose(0, -1)
 
     def run_on_views(steps, factors):
         for step in steps:
             for name, leaf in step.leaves.items():
-                values = leaf.detach()
-                if exam.question.name == "slice":
-                    view = torch.nn.functional.pad(values, (1, 1), value=100.0)[..., 1:-1]
-                else:
-                    view = values.transpose(0, -1).contiguous().transpose(0, -1)
-                step.leaves[name] = view.detach().requires_grad_()
+                step.leaves[name] = view(leaf.detach()).detach().requires_grad_()
         return run_together(steps, factors)
 
     return exam.outcome(run_on_views)
 
 
 def upstream_zero(exam: Examination) -> Outcome:
-    given = exam.answer().given
-    given["loss"] = given["loss"] * 0
-    values = [value.reshape(-1) for value in given.values() if value is not None]
-    return _zero(torch.cat(values), "")
+    """Judge the gradient of a loss times 0, which must be 0."""
+    return _zero(gradient_entries(exam.answer()))
 
 
 def _reductions(exam: Examination, reduction: str) -> dict[str, torch.Tensor]:
-    """Return the weights of utterances in what packages compute under this name, by description."""
-    T, U = (torch.tensor(lengths, dtype=torch.float64) for lengths in zip(*exam.question.shapes))
+    """Return what packages compute under the name of a reduction: the weights of the utterances,
+    (N,) float64, by description; "" describes the right one."""
+    shapes = torch.tensor(exam.question.shapes, dtype=torch.float64)
+    T, U = shapes.unbind(1)
+    same = torch.ones_like(T)
     if reduction == "mean":
         return {
-            "mean over utterances": torch.ones_like(T) / len(T),
-            "mean over utterances of the loss per target": 1 / U / len(U),
+            "mean over utterances": same / len(T),
+            "mean over utterances of the loss per target": 1 / U / len(T),
             "mean over utterances of the loss per frame": 1 / T / len(T),
-            "sum over all targets of the batch": 1 / U.sum() * torch.ones_like(T),
-            "sum over all frames of the batch": 1 / T.sum() * torch.ones_like(T),
+            "sum over all targets of the batch": same / U.sum(),
+            "sum over all frames of the batch": same / T.sum(),
         }
     start = f"{reduction} of each loss per"
-    return {"": torch.ones_like(T), f"{start} frame": 1 / T, f"{start} target": 1 / U}
+    return {"": same, f"{start} frame": 1 / T, f"{start} target": 1 / U}
 
 
 def package_reduction(exam: Examination) -> Outcome:
-    """Judge a reduction of the package; any mean is right if the gradient is of the same one, and
-    the message says which."""
+    """Judge the package's own reduction "none", "mean" or "sum".
+
+    Any known mean is right if the gradient is of the same one, and the message says which.  The
+    message of a wrong answer compares it with the known reduction whose loss is nearest.
+    """
     reduction = exam.question.name.partition("-")[2]
-    if reduction not in exam.adapter.reductions:
-        raise NotAsked(
-            f"it has no reduction {reduction!r}, only {', '.join(exam.adapter.reductions)}"
-        )
+    available = exam.adapter.reductions
+    if reduction not in available:
+        raise NotAsked(f"it has no reduction {reduction!r}, only {', '.join(available)}")
     exam = replace(exam, adapter=exam.adapter.but(reduction=reduction, repairs=False))
-    outcomes = []
+    wrong = []
+    for description, weights in _reductions(exam, reduction).items():
+        outcome = _reduced(exam, weights, reduction)
+        is_right = reduction == "mean" or not description
+        if is_right and outcome.result == PASS:
+            return changed(outcome, message=description)
+        message = outcome.message or "value and gradient are another's"
+        if description:
+            message += f", compared with the {description}"
+        wrong.append(changed(outcome, result=DIFFERS, message=message))
+    return min(wrong, key=lambda outcome: outcome.loss_error or 0.0)
+
+
+def _reduced(exam: Examination, weights: torch.Tensor, reduction: str) -> Outcome:
+    """Return the outcome of a reduced loss, compared with the right losses times `weights` (N,),
+    and with their sum unless the reduction is "none"."""
 
     def run(steps, _):
         loss = steps[0].forward()
         differentiate(loss.sum(), steps)
         return [loss.detach()]
 
-    for name, weights in _reductions(exam, reduction).items():
-        answer = exam.answer(run, [weights])
-        weighted = answer.of_utterances * weights
-        answer.rights = weighted if reduction == "none" else weighted.sum().reshape(1)
-        if answer.losses.numel() == answer.rights.numel():
-            outcome = exam.compare(answer, run)
-        else:
-            words = f"{answer.losses.numel()} losses instead of {answer.rights.numel()}"
-            outcome = Outcome(DIFFERS, words, math.inf)
-        if outcome.result == PASS and (reduction == "mean" or not name):
-            return changed(outcome, message=name)
-        words = outcome.message or "value and gradient are another's"
-        if name:
-            words = f"{words}, compared with the {name}"
-        outcomes.append(changed(outcome, result=DIFFERS, message=words))
-    return min(outcomes, key=lambda outcome: outcome.loss_error or 0.0)
+    answer = exam.answer(run, [weights])
+    weighted = answer.of_utterances * weights
+    answer.rights = weighted if reduction == "none" else weighted.sum().reshape(1)
+    count = answer.losses.numel()
+    if count == len(answer.rights):
+        return exam.compare(answer, run)
+    return Outcome(DIFFERS, f"{count} losses instead of {len(answer.rights)}", math.inf)
 
 
 def second_backward(exam: Examination) -> Outcome:
     """Judge the gradient of a second backward through the same graph."""
-    seconds = []
+    reached = []  # the steps whose second backward began
 
     def run(steps, factors):
         (step,), (factor,) = steps, factors
         loss = step.forward()
-        total = (loss * factor.to(loss)).sum()
         step.answer = loss.detach()
+        total = (loss * factor.to(loss)).sum()
         differentiate(total, steps, again=True)
         for leaf in step.leaves.values():
             leaf.grad = None
-        seconds.append(step)
+        reached.append(step)
         differentiate(total, steps)
         return [step.answer]
 
     try:
         outcome = exam.outcome(run)
     except Refused as refusal:
-        if not seconds:
+        if not reached:
             raise
-        reason = str(refusal).removeprefix("in backward: ")
-        return Outcome(REFUSES, f"in the second backward: {reason}")
+        return Outcome(REFUSES, f"in the second backward: {refusal.reason}")
     if outcome.result == PASS:
         return outcome
     return changed(outcome, message=f"in the second backward: {outcome.message}")
 
 
 def unmodified(exam: Examination) -> Outcome:
+    """Judge whether the inputs are the same bits after the step as before."""
+    # An adapter that may overwrite its logits would not be looked at.
     strict = replace(exam, adapter=exam.adapter.but(overwrites_logits=False))
     overwritten = strict.answer().overwritten
+    if not overwritten:
+        return Outcome(PASS)
     if overwritten == ["logits"] and exam.adapter.overwrites_logits:
         return Outcome(PASS, "overwrites the logits, as it documents")
-    return (
-        Outcome(DIFFERS, f"overwrites {', '.join(overwritten)}") if overwritten else Outcome(PASS)
-    )
+    return Outcome(DIFFERS, f"overwrites {', '.join(overwritten)}")
 
 
 def deterministic(exam: Examination) -> Outcome:
-    exam = exam.but(shapes=FEW) if exam.interpreted else exam  # a simulator takes minutes for more
-    first, *others = [exam.answer().given for _ in range(5)]
+    """Judge whether loss and gradient have the same bits in every repeat."""
+    if exam.interpreted:
+        exam = exam.but(shapes=FEW)  # a simulator takes minutes for more
+    first, *others = [exam.answer().given for _ in range(REPEATS)]
     errors = {
         name: max(relative_error(other[name], value) for other in others)
         for name, value in first.items()
     }
     if not any(errors.values()):
         return Outcome(PASS)
-    off = errors.pop("loss")
-    spread = max(errors.values())
-    message = f"repeats differ: loss by {off:.1e}, gradient by {spread:.1e}"
-    return Outcome(DIFFERS, message, off, spread)
+    loss_error = errors.pop("loss")
+    grad_error = max(errors.values())
+    message = f"repeats differ: loss by {loss_error:.1e}, gradient by {grad_error:.1e}"
+    return Outcome(DIFFERS, message, loss_error, grad_error)
 
 
 def without_gradient(exam: Examination) -> Outcome:
-    """Judge a forward of logits that require no gradient, or under torch.no_grad."""
-    detached, trains = exam.question.name == "no-gradient", []
+    """Judge the loss alone: of logits that require no gradient if the question is "no-gradient",
+    else under torch.no_grad."""
+    is_detached = exam.question.name == "no-gradient"
+    requires_grad = []
 
     def run(steps, _):
         (step,) = steps
-        if detached:
+        if is_detached:
             step.leaves.update({name: leaf.detach() for name, leaf in step.leaves.items()})
-        with torch.set_grad_enabled(detached):
+        with torch.set_grad_enabled(is_detached):
             loss = step.forward()
-        trains.append(loss.requires_grad)
+        requires_grad.append(loss.requires_grad)
         return [loss.detach()]
 
     outcome = exam.outcome(run, has_gradient=False)
-    return Outcome(DIFFERS, "its loss requires a gradient") if any(trains) else outcome
+    if any(requires_grad):
+        return Outcome(DIFFERS, "its loss requires a gradient")
+    return outcome

@@ -2,7 +2,7 @@
 all, or crash.
 
 Loss and gradient are compared with the float64 oracle.  A case that may end its process has a
-process of its own. Exit code: 0 if the matrix could be made, whatever it shows of packages; 1 if a
+process of its own.  Exit code: 0 if the matrix could be made, whatever it shows of packages; 1 if a
 loss of your own is wrong, crashes or cannot be judged, or if an error of this suite kept a loss
 from being judged; 2 for bad usage or a matrix that could not be written (it is printed); 130 or 143
 if it was stopped.
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
+from pathlib import Path
 
 from rnnt_bench.cli.parser import add_loss, implementations
 from rnnt_bench.conformance import show
@@ -27,24 +29,31 @@ from rnnt_bench.records import schema
 from rnnt_bench.setup import interpreters
 from rnnt_bench.tools import commands, kept
 
-#: With --preset quick.
+#: The cases of --preset quick.
 QUICK = ("ragged", "one-frame", "padding-gradient", "upstream", "unmodified")
+#: What to do where --output cannot be written.
+ADVICE = files.another("--output", "folder")
 
 
 def parser() -> Parser:
+    """Return the parser of `rnnt-bench check`."""
     result = Parser(description=__doc__)
-    names = tuple(implementation.name for implementation in with_variants())
-    standard = tuple(
-        implementation.name for implementation in with_variants() if not implementation.template
-    )
-    only = f"Judge only these: {', '.join(names)}; or a loss of your own, by its file. Default: all but the template"
+    every = with_variants()
+    names = ", ".join(implementation.name for implementation in every)
+    standard = tuple(implementation.name for implementation in every if not implementation.template)
     result.add_argument(
-        "--only", type=implementations(standard), default=standard, metavar="A,B", help=only
+        "--only",
+        type=implementations(standard),
+        default=standard,
+        metavar="A,B",
+        help=f"Judge only these: {names}; or a loss of your own, by its file. Default: all but the template",
     )
     add_loss(result)
-    some = flag_types.some_of(tuple(case.name for case in TABLE))
     result.add_argument(
-        "--cases", type=some, metavar="X,Y", help="Only these (--list names them). Default: all"
+        "--cases",
+        type=flag_types.some_of(tuple(case.name for case in TABLE)),
+        metavar="X,Y",
+        help="Only these (--list names them). Default: all",
     )
     result.add_argument(
         "--device",
@@ -52,11 +61,13 @@ def parser() -> Parser:
         default="auto",
         help="Device: auto, cpu, cuda or cuda:N. Default: auto",
     )
-    written = (
-        f"Also write {show.PAGE}, and {show.CORNERS}, which the verdict reads in docs/, into DIR; what it has there "
-        "of losses that this run does not judge is kept, with its day."
+    result.add_argument(
+        "--output",
+        type=flag_types.path,
+        metavar="DIR",
+        help=f"Also write {show.PAGE}, and {show.CORNERS}, which the verdict reads in docs/, into DIR; "
+        "what it has there of losses that this run does not judge is kept, with its day.",
     )
-    result.add_argument("--output", type=flag_types.path, metavar="DIR", help=written)
     result.add_argument(
         "--list", action="store_true", help="List the cases with what they ask, and stop."
     )
@@ -69,71 +80,74 @@ def parser() -> Parser:
     return result
 
 
+def print_cases() -> None:
+    """Print the name of each case with its title and what it asks."""
+    rows = []
+    for case in TABLE:
+        asks = f"{case.title}: {case.asks}" if case.asks else case.title
+        rows.append({"case": Cell(case.name), "asks": Cell(asks)})
+    print(aligned(tabulated("cases", "Cases", rows), text.LONGEST_MESSAGE))
+
+
 def main(arguments: argparse.Namespace, executor: session.Executor | None = None) -> int:
+    """Judge the losses that the arguments name; return the exit code.  Raises UserError."""
     if arguments.list:
-        rows = [
-            {
-                "case": Cell(case.name),
-                "asks": Cell(": ".join(filter(None, (case.title, case.asks)))),
-            }
-            for case in TABLE
-        ]
-        print(aligned(tabulated("cases", "Cases", rows), text.LONGEST_MESSAGE))
+        print_cases()
         return errors.EXIT_OK
     commands.set_quick(arguments, {"cases": QUICK})
-    advice = files.another("--output", "folder")
-    before: dict[str, show.Corners] = {}
+    earlier: dict[str, show.Corners] = {}
     if arguments.output:
-        files.make_folder(arguments.output, advice)
-        before = show.read_corners(arguments.output)
+        files.make_folder(arguments.output, ADVICE)
+        earlier = show.read_corners(arguments.output)
     if arguments.loss:  # alone, unless others are named too
         others = () if arguments.only == parser().get_default("only") else arguments.only
         arguments.only = tuple(dict.fromkeys([*arguments.loss, *others]))
     choices = interpreters.choose_all(arguments.only, arguments.in_place, arguments.loss)
     interpreters.need_torch(choices)
-    device = interpreters.resolve_device(
-        arguments.device, [choice.python for choice in choices.values()]
-    )
+    pythons = {name: choice.python for name, choice in choices.items() if choice.python}
     config = show.Config(
         cases=[case.name for case in TABLE if case.name in (arguments.cases or case.name)],
-        device=device,
-        missing={name: choice.reason for name, choice in choices.items() if choice.python is None},
+        device=interpreters.resolve_device(arguments.device, pythons.values()),
+        missing={name: choice.reason for name, choice in choices.items() if not choice.python},
     )
-    tasks = []
-    for name, choice in choices.items():
-        if not choice.python:
-            continue
-        row = find(name)
-        given = {
-            "name": name,
-            "kind": row.kind,
-            "script": row.script,
-            "variant": row.variant,
-            "cases": config.cases,
-            "timeout": arguments.timeout,
-        }
-        variables = simulator(row, device)
-        tasks.append(
-            job.Task(name, "conformance", given, python=choice.python, environment=variables)
-        )
+    tasks = [task(name, python, config, arguments.timeout) for name, python in pythons.items()]
     arguments.timeout = LOADING_SECONDS + len(config.cases) * arguments.timeout  # of a process
 
     def answer(run: kept.Kept) -> kept.Answer:
         matrix = show.matrix_of(run)
         if arguments.output:
-            judged = show.corners(matrix)
-            earlier = {name: entry for name, entry in before.items() if name not in judged}
-            written = json.dumps(schema.as_written({**judged, **earlier}), indent=1) + "\n"
-            pages = (
-                (arguments.output / show.PAGE, show.page(matrix, earlier)),
-                (arguments.output / show.CORNERS, written),
-            )
-            files.write_whole(advice, *pages)
+            write(matrix, earlier, arguments.output)
         return show.answer_of(
             matrix, [name for name in choices if find(name).script.endswith(".py")]
         )
 
-    resolved = settings.resolve({}, device)
+    resolved = settings.resolve({}, config.device)
     return commands.measured(
         show.TOOL, "corners", config, tasks, resolved, arguments, answer, executor, timed=False
     )
+
+
+def task(name: str, python: Path, config: show.Config, timeout: float) -> job.Task:
+    """Return the task that judges an implementation in an interpreter; `timeout`: seconds for a
+    case."""
+    row = find(name)
+    request = {
+        "name": name,
+        "kind": row.kind,
+        "script": row.script,
+        "variant": row.variant,
+        "cases": config.cases,
+        "timeout": timeout,
+    }
+    variables = simulator(row, config.device)
+    return job.Task(name, "conformance", request, python=python, environment=variables)
+
+
+def write(matrix: show.Matrix, earlier: Mapping[str, show.Corners], folder: Path) -> None:
+    """Write the page and the corners into a folder; what `earlier` has of losses that the matrix did
+    not judge is kept."""
+    judged = show.corners(matrix)
+    others = {name: entry for name, entry in earlier.items() if name not in judged}
+    corners = json.dumps(schema.as_written({**judged, **others}), indent=1) + "\n"
+    page = show.page(matrix, others)
+    files.write_whole(ADVICE, (folder / show.PAGE, page), (folder / show.CORNERS, corners))

@@ -2,9 +2,9 @@
 process.
 
 A fork that dies, hangs or loses its CUDA context costs the case that it was at, and the next fork
-goes on with the next case; cases that may corrupt memory have a fork of their own.  On a CPU the
-package is loaded once, before the first fork; CUDA cannot be used in a fork of a process that uses
-it, so there each fork loads it.
+goes on with the next case.  A case that may corrupt memory has a fork of its own.  On a CPU the
+package is loaded once, before the first fork.  CUDA cannot be used in a fork of a process that uses
+it, so there each fork loads the package.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,11 @@ LOADING_SECONDS = 1800.0
 
 
 def judge(case: Question, adapter: Any, device: Any) -> Outcome:
-    """Return the outcome of a case.  An error of the loss is "refuses", or "crashes" if it lost the
-    CUDA context, which only another process gets back; one of the suite is "error".  Where a pruned
-    loss prepares its ranges, its package may refuse them outside of what is asked."""
+    """Return the outcome of a case for an adapter on a torch.device.
+
+    An error that the loss raises is REFUSES, or CRASHES if the CUDA context is lost.  Any other
+    error is of this suite: ERROR.
+    """
     from rnnt_bench.conformance import answers, checks
     from rnnt_bench.losses import layouts
 
@@ -57,17 +59,19 @@ def judge(case: Question, adapter: Any, device: Any) -> Outcome:
     except Exception as error:
         if answers.context_lost(device):
             return Outcome(CRASHES, f"the CUDA context is lost: {answers.message(error)}")
-        if layouts.of(adapter).approximate:
-            raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-            if implementations.find(adapter.name).package in raised_in.parts:
-                return Outcome(REFUSES, answers.message(error))
+        # The package of a pruned loss makes the ranges before the loss is called.
+        raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+        is_pruned = layouts.of(adapter).approximate
+        if is_pruned and implementations.find(adapter.name).package in raised_in.parts:
+            return Outcome(REFUSES, answers.message(error))
         traceback.print_exc()
         return Outcome(ERROR, answers.message(error))
 
 
 def simulator(implementation: implementations.Implementation, device: str) -> Mapping[str, str]:
-    """Return environment variables under which a loss for CUDA alone can be judged on the CPU; none
-    if they are not needed, or if the script cannot be read, which its process will report."""
+    """Return environment variables under which kernels for CUDA run on the CPU; {} where `device`
+    is not "cpu", or the loss runs on a CPU.  A script that cannot be read has none: its job reports
+    the error."""
     with suppress(errors.UserError):
         attributes = implementations.described(implementation).of_variant(implementation.variant)
         if device == "cpu" and "cpu" not in attributes.devices:
@@ -75,94 +79,121 @@ def simulator(implementation: implementations.Implementation, device: str) -> Ma
     return {}
 
 
+@cache
+def load(script: str, variant: str, device: str) -> tuple[Any, Any]:
+    """Load an implementation once; return its adapter and its torch.device.  Raises NotRunnable."""
+    where = current(import_torch().device(device))
+    adapter = implementations.load(script)(settings.resolve({"preset": "quick"}, device), variant)
+    adapter.load(where.type)
+    return adapter, where
+
+
+def fields_of(adapter: Any, device: Any) -> dict[str, str | None]:
+    """Return the fields of a Row that tell what was judged on which device."""
+    import torch
+
+    is_cuda = device.type == "cuda"
+    return {
+        "version": adapter.version(),
+        "torch": str(torch.__version__),
+        "device_name": torch.cuda.get_device_name(device) if is_cuda else machine.cpu_name(),
+        "simulator": adapter.simulator_variables if adapter.simulated else None,
+    }
+
+
 def run(job: JobSpec) -> Iterator[Measured]:
-    """Yield the Row of an implementation: `given` has its name, kind, script and variant, the names
-    of `cases`, and the `timeout` of one in seconds."""
-    given, wanted = job.request, job.settings.device
-    row = Row(name=given["name"], kind=given["kind"])
+    """Yield the record of an implementation, which holds its Row.
 
-    @cache
-    def loaded() -> Any:
-        """Return the adapter, its device, and what the row tells of both.  Raises NotRunnable."""
-        torch = import_torch()
-        device = current(torch.device(wanted))
-        adapter = implementations.load(given["script"])(
-            settings.resolve({"preset": "quick"}, wanted), given["variant"]
-        )
-        adapter.load(device.type)
-        described = {
-            "version": adapter.version(),
-            "torch": str(torch.__version__),
-            "device_name": torch.cuda.get_device_name(device)
-            if device.type == "cuda"
-            else machine.cpu_name(),
-            "simulator": adapter.simulator_variables if adapter.simulated else None,
-        }
-        return adapter, device, described
-
+    The request of the job has the name, kind, script and variant of the implementation, the names
+    of the `cases`, and the `timeout` of a case in seconds.
+    """
+    request, device = job.request, job.settings.device
+    row = Row(name=request["name"], kind=request["kind"])
+    loaded = partial(load, request["script"], request["variant"], device)
+    together = [name for name in request["cases"] if not BY_NAME[name].alone]
+    alone = [[name] for name in request["cases"] if BY_NAME[name].alone]
     try:
-        if wanted == "cpu":
+        if device == "cpu":
             loaded()
-        together = [name for name in given["cases"] if not BY_NAME[name].alone]
-        waiting = [together, *([name] for name in given["cases"] if BY_NAME[name].alone)]
-        while waiting and row.status == JUDGED:
-            names = [name for name in waiting[0] if name not in row.cells]
-            if names:
-                _examine(row, names, loaded, given["timeout"])
-            else:
-                del waiting[0]
+        for names in (together, *alone):
+            while row.status == JUDGED and not row.cells.keys() >= set(names):
+                waiting = [name for name in names if name not in row.cells]
+                judge_in_fork(row, waiting, loaded, request["timeout"])
     except errors.NotRunnable as error:
         row.status, row.reason = error.status, text.clipped(str(error))
     yield Measured(value=as_written(row))
 
 
-def _examine(row: Row, names: Sequence[str], loaded: Callable[[], Any], timeout: float) -> None:
-    """Judge cases in a fork, until one ends it, and add the outcomes to the row.  Raises
-    NotRunnable."""
+def judge_in_fork(
+    row: Row, names: Sequence[str], loaded: Callable[[], tuple[Any, Any]], timeout: float
+) -> None:
+    """Judge cases in their order in a fork, until it ends; add their outcomes to the row.
+
+    The case at which the fork dies or hangs gets an outcome too.  Raises NotRunnable.
+
+    Args:
+        row: of the implementation.
+        names: those of the cases.
+        loaded: returns what `load` does.
+        timeout: seconds for a case.
+    """
 
     def work(pipe: Connection) -> None:
         try:
-            adapter, device, described = loaded()
+            adapter, device = loaded()
         except errors.NotRunnable as error:
             pipe.send((error.status, str(error)))
             return
-        pipe.send(described)
+        pipe.send(fields_of(adapter, device))
         for name in names:
-            pipe.send(name)
-            outcome = judge(BY_NAME[name], adapter, device)
-            pipe.send(outcome)
-            if outcome.result == CRASHES:  # only another process gets another CUDA context
-                return
+            pipe.send(judge(BY_NAME[name], adapter, device))
 
     kills = memory.oom_kills()
-    case, late = "", False
+    case = ""
+    is_late = False
     with processes.Fork(work) as fork:
         try:
-            while True:
-                line = fork.receive(timeout if case else LOADING_SECONDS)
-                if isinstance(line, str):
-                    case = line
-                elif isinstance(line, Outcome):
-                    row.cells[case] = line
-                elif isinstance(line, tuple):
-                    raise errors.NotRunnable(*line)
-                else:
-                    for name, value in line.items():
-                        setattr(row, name, value)
+            first = fork.receive(LOADING_SECONDS)
+            if isinstance(first, tuple):
+                raise errors.NotRunnable(*first)
+            for field, value in first.items():
+                setattr(row, field, value)
+            for case in names:
+                outcome: Outcome = fork.receive(timeout)
+                row.cells[case] = outcome
+                if outcome.result == CRASHES:  # only another process gets another CUDA context
+                    break
         except TimeoutError:
-            late = True
+            is_late = True
         except EOFError:
             pass
-    ending = Outcome(ERROR, f"its process ended with exit code {fork.code}")
-    if late and row.simulator:
-        ending = Outcome(NOT_ASKED, f"no answer within {timeout:g} s (--timeout) in the simulator")
-    elif late:
-        ending = Outcome(TIMEOUT, f"no answer within {timeout:g} s (--timeout)")
-    elif fork.code == -signal.SIGKILL and memory.oom_kills() > kills:
-        ending = Outcome(NOT_ASKED, "killed by the kernel for lack of memory")
-    elif fork.code < 0:
-        ending = Outcome(CRASHES, f"killed by {processes.signal_name(-fork.code)}")
-    if not case:
-        row.status, row.reason = "error", f"its process ended before {names[0]}: {ending.message}"
-    elif case not in row.cells:
+    if case in row.cells:
+        return
+    ending = late(timeout, row.simulator) if is_late else dead(fork.code, kills)
+    if case:
         row.cells[case] = ending
+    else:
+        row.status, row.reason = ERROR, f"its process ended before {names[0]}: {ending.message}"
+
+
+def late(timeout: float, simulator: str | None) -> Outcome:
+    """Return the outcome of a case without an answer in `timeout` seconds; `simulator`: environment
+    variables of the one that runs the kernels, if any."""
+    message = f"no answer within {timeout:g} s (--timeout)"
+    if simulator:
+        return Outcome(NOT_ASKED, f"{message} in the simulator")
+    return Outcome(TIMEOUT, message)
+
+
+def dead(code: int, kills: int) -> Outcome:
+    """Return the outcome of a case at which its process ended.
+
+    Args:
+        code: exit code of the process, minus the signal that killed it.
+        kills: how often the kernel had killed for lack of memory before the process began.
+    """
+    if code >= 0:
+        return Outcome(ERROR, f"its process ended with exit code {code}")
+    if code == -signal.SIGKILL and memory.oom_kills() > kills:
+        return Outcome(NOT_ASKED, "killed by the kernel for lack of memory")
+    return Outcome(CRASHES, f"killed by {processes.signal_name(-code)}")

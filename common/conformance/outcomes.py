@@ -1,5 +1,4 @@
-"""Hold what check records: the outcome of each question of the table, a row for each
-implementation."""
+"""Define the records of `check`: a row for each implementation, with its outcome in each case."""
 
 from __future__ import annotations
 
@@ -24,8 +23,11 @@ JUDGED = "judged"
 class Outcome(Struct, frozen=True, omit_defaults=True):
     """Hold the result of a case for one implementation.
 
-    message: one line; errors are relative, and None if they were not compared; one that is infinite
-    or NaN becomes UNBOUNDED, since JSON has neither.
+    Attributes:
+        message: one line.
+        loss_error: relative; None if the loss was not compared.  An error that is infinite or NaN
+            becomes text.UNBOUNDED, since JSON has neither.
+        grad_error: relative to the largest entry; None if the gradient was not compared.
     """
 
     result: Result
@@ -40,13 +42,17 @@ class Outcome(Struct, frozen=True, omit_defaults=True):
 
 
 class Row(Struct, omit_defaults=True):
-    """Hold the outcomes of an implementation by the name of the case, with the versions that it was
-    judged with.
+    """Hold the outcomes of an implementation.
 
-    status: "judged", or why it could not be, with a reason: "missing", "unsupported", or "error" if
-      the suite failed;
-    device_name: of the GPU, or the CPU's model name; simulator: in which kernels for CUDA ran on a
-    CPU.
+    Attributes:
+        kind: one of implementations.KINDS.
+        status: "judged"; or "missing", "unsupported", or "error" if the suite failed.
+        reason: why it was not judged.
+        version: of the package.
+        torch: the version of torch.
+        device_name: of the GPU, or the model name of the CPU.
+        simulator: the environment variables under which kernels for CUDA ran on a CPU.
+        cells: outcomes by the name of the case.
     """
 
     name: str
