@@ -121,7 +121,7 @@ def test_the_title_is_the_answer_of_one_configuration_and_else_the_question(tmp_
     timed(tmp_path, "a", [10, 11, 12], peak=10)
     timed(tmp_path, "b", [20, 22, 24], peak=30)
     assert "<h1>Use a: 2.0x faster (2.0 to 2.0) than the next exact loss and 3.0x smaller than b" in page_of(tmp_path)
-    (words,) = cards_of.size_of(rows_of(tmp_path))
+    words = cards_of.sample_size(rows_of(tmp_path))
     assert has_words(words, "4 utterances", "2 batches and 3 rounds")
     records = records_of(tmp_path / "a")
     records[0]["settings"] = {**records[0]["settings"], "vocab_size": 77}

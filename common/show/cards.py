@@ -1,5 +1,5 @@
-"""Make the parts of a page that are no plot: the cards that answer its first question, and how rows
-were measured."""
+"""Make the parts of a page's section that are not plots: the cards that say which loss to use, what
+did not run, and how the rows were measured."""
 
 from __future__ import annotations
 
@@ -17,46 +17,74 @@ from rnnt_bench.records import schema
 
 
 def title(rows: Rows) -> str:
-    pick = verdict.fastest(rows)
-    return verdict.headline(pick, verdict.smallest(rows)) if pick else ""
+    """Return the title of a page about these rows: which loss to use; "" if none can be ranked."""
+    fastest = verdict.fastest(rows)
+    return verdict.headline(fastest, verdict.smallest(rows)) if fastest else ""
 
 
 def cards(rows: Rows, folders: Sequence[Path]) -> list[parts.Card]:
-    """Return the cards for rows of one configuration. folders: where a conformance matrix may be,
-    besides docs/."""
+    """Return up to three cards: the fastest exact loss, the fastest from given logits where that is
+    another, and an approximate loss that saves time or memory.
+
+    Args:
+        rows: rows of one configuration
+        folders: folders in which a conformance matrix may be, besides docs/
+    """
     fastest, logits, smallest, approximate = verdict.picks(rows, folders)
     result = []
     if fastest:
-        lines = [_line("Speed", _value(fastest, verdict.time_of(fastest.scope)))]
-        products = verdict.of_products(fastest, rows)
-        if products:
-            lines.append(_line("torch's products", [products]))
-        lines.append(_line("Memory", verdict.memory(fastest.row, smallest)))
-        since = verdict.since(fastest.row, rows, fastest.scope)
-        if since:
-            lines.append(_line(since[0], [since[1]]))
-        result.append(_card("Use", fastest, [*lines, _corners(fastest)]))
-    best = logits and logits.best
-    if logits and (best is None or fastest is None or best.row is not fastest.row):
-        pick = best or logits.step or logits.loss
-        lines = [_line("Speed", verdict.logits_words(logits))]
-        if best:
-            pick = replace(best, judged=parts.judged(best.row.loss, folders))
-            lines += [_line("Memory", verdict.memory(pick.row, smallest)), _corners(pick)]
-        result.append(_card("If you need logits", pick, lines))
-    if approximate:
-        gains = [
-            ratio
-            for ratio in (approximate.over and approximate.over.ratio, approximate.memory)
-            if ratio
-        ]
-        if not gains or min(gains) < 1:  # it saves time or memory
-            lines = [_line("Gain", verdict.approximate(approximate)), _corners(approximate)]
-            result.append(_card("If an approximation will do", approximate, lines))
+        result.append(_card("Use", fastest, _fastest_lines(fastest, smallest, rows)))
+    if logits:
+        is_fastest = logits.best and fastest and logits.best.row is fastest.row
+        if not is_fastest:
+            result.append(_logits_card(logits, smallest, folders))
+    if approximate and _saves(approximate):
+        lines = [_line("Gain", verdict.approximate(approximate)), _cautions(approximate)]
+        result.append(_card("If an approximation will do", approximate, lines))
     return result
 
 
+def _fastest_lines(
+    fastest: verdict.Pick, smallest: verdict.Pick | None, rows: Rows
+) -> list[parts.Line]:
+    """Return the lines of the card of the fastest exact loss: speed, memory, what to beware of."""
+    speed = verdict.against_next if fastest.sure else verdict.named
+    lines = [_line("Speed", speed(fastest, verdict.time_of(fastest.scope)))]
+    products = verdict.of_products(fastest, rows)
+    if products:
+        lines.append(_line("torch's products", [products]))
+    lines.append(_line("Memory", verdict.memory(fastest.row, smallest)))
+    since = verdict.since(fastest.row, rows, fastest.scope)
+    if since:
+        day, change = since
+        lines.append(_line(day, [change]))
+    return [*lines, _cautions(fastest)]
+
+
+def _logits_card(
+    logits: verdict.LogitsPick, smallest: verdict.Pick | None, folders: Sequence[Path]
+) -> parts.Card:
+    """Return the card of the fastest loss that takes logits; it names no loss where the answer is
+    unclear."""
+    pick = logits.step or logits.loss
+    lines = [_line("Speed", verdict.logits_words(logits))]
+    if logits.best:
+        pick = replace(logits.best, judged=parts.judged(logits.best.row.loss, folders))
+        lines += [_line("Memory", verdict.memory(pick.row, smallest)), _cautions(pick)]
+    return _card("If you need logits", pick, lines)
+
+
+def _saves(approximate: verdict.Pick) -> bool:
+    """Tell whether an approximate loss takes less time or memory than the fastest exact one; True
+    where neither was compared."""
+    time = approximate.over.ratio if approximate.over else None
+    ratios = [ratio for ratio in (time, approximate.memory) if ratio]
+    return not ratios or min(ratios) < 1
+
+
 def _card(question: str, pick: verdict.Pick, lines: Sequence[parts.Line]) -> parts.Card:
+    """Return a card that names the picked loss and its rivals, with `lines` and its code; one that
+    names none where the answer is withheld."""
     if pick.withheld:
         return parts.Card(question, "withheld", False, lines=[_line("Speed", [pick.withheld])])
     answer = verdict.either([row.marked for row in [pick.row, *pick.rivals]])
@@ -69,163 +97,159 @@ def _card(question: str, pick: verdict.Pick, lines: Sequence[parts.Line]) -> par
     return parts.Card(question, answer, pick.sure, lines, code)
 
 
-def _line(title: str, words: verdict.Words) -> parts.Line:
-    return title[:1].upper() + title[1:], [*words, "."]
-
-
-def _value(pick: verdict.Pick, measure: verdict.Measure) -> verdict.Words:
-    return (verdict.against_next if pick.sure else verdict.named)(pick, measure)
-
-
-def _corners(pick: verdict.Pick) -> parts.Line:
+def _cautions(pick: verdict.Pick) -> parts.Line:
+    """Return the line on what to beware of in the picked loss."""
     title, words = verdict.cautions(pick)
     return _line(title, [words])
 
 
+def _line(title: str, sentence: verdict.Words) -> parts.Line:
+    """Return a line of a card: the title with a capital, the sentence with its full stop."""
+    return title[:1].upper() + title[1:], [*sentence, "."]
+
+
 def failures(rows: Sequence[Row]) -> list[parts.Failure]:
-    """Return what did not run, with the reason; in a sweep also at which values."""
+    """Return an entry for each row that did not run, with the reason; in a sweep it names the
+    values of the row."""
     result = []
     for row in rows:
         if row.reason:
-            where = f" at {settings.words(row.header.values)}" if row.header.values else ""
+            name = row.label
+            if row.header.values:
+                name += f" at {settings.words(row.header.values)}"
             link = parts.Link(row.status, row.folder)
-            result.append(
-                parts.Failure(row.status, f"{row.label}{where}", [link, f": {row.reason}"])
-            )
+            result.append(parts.Failure(row.status, name, [link, f": {row.reason}"]))
     return result
 
 
 def configuration(group: Group) -> str:
-    """Return the heading of a group, and of which kind its logits are."""
+    """Return the heading of a group, followed by the kind of its logits if the heading lacks it."""
     kinds = {row.configuration.get("logits") for row in group.rows} - {None}
-    logits = [f"{kind} logits" for kind in kinds if f"{kind} logits" not in group.heading]
-    return ", ".join([group.heading, *logits])
+    logits = [f"{kind} logits" for kind in kinds]
+    return ", ".join([group.heading, *(words for words in logits if words not in group.heading)])
 
 
-def size_of(rows: Rows) -> list[str]:
-    """Return a sentence on how many utterances, batches and rounds were measured; none where that
-    is not known."""
+def sample_size(rows: Rows) -> str:
+    """Return "300 utterances of the 28,539 in the shape file, in 10 batches and 3 rounds."; "" if
+    no row has its batches."""
     row = next((row for row in rows if row.batches), None)
     if row is None:
-        return []
+        return ""
     utterances = text.count(sum(batch.N for batch in row.batches), "utterance")
     source = f"of the {row.totals.utterances:,} in the shape file" if row.totals else "measured"
     batches = text.count(len(row.batches), "batch")
     rounds = text.count(max(row.rounds for row in rows), "round")
-    return [f"{utterances} {source}, in {batches} and {rounds}."]
+    return f"{utterances} {source}, in {batches} and {rounds}."
 
 
-def versions(entries: Rows) -> parts.Table:
-    """Return the table of versions and folders of the rows that were measured; of all where none
-    was."""
-    columns = (
-        "implementation",
-        "version",
-        "torch",
-        "Python",
-        "CUDA",
-        "run started (UTC)",
-        "folder",
-    )
-    rows = []
-    for entry in [entry for entry in entries if entry.is_measured] or entries:
-        environment = entry.environment
-        packages = (
-            environment.implementation_version,
-            environment.torch,
-            environment.python,
-            environment.cuda,
-        )
-        started = text.plain(entry.header.started or "-").replace("T", " ").replace("+00:00", "")
-        folder = text.plain(entry.folder.resolve().name)
-        rows.append(
-            [
-                parts.Cell(entry.label, mark="name"),
-                *(parts.Cell(text.plain(version or "-")) for version in packages),
-                parts.Cell(started, mark="whole"),
-                parts.Cell(folder, folder, entry.results if entry.jobs else entry.folder),
-            ]
-        )
-    return parts.Table(
-        "versions", "Versions", [parts.Column(title, False) for title in columns], rows
-    )
+def versions(rows: Rows) -> parts.Table:
+    """Return a table of the versions and log folders of the measured rows; of all rows if none was
+    measured."""
+    measured = [row for row in rows if row.is_measured]
+    cells = [_version_cells(row) for row in measured or rows]
+    return parts.tabulated("versions", "Versions", cells)
+
+
+def _version_cells(row: Row) -> dict[str, parts.Cell]:
+    """Return {column: cell}: the versions of the row's packages, and when and where it was run."""
+    environment = row.environment
+    packages = {
+        "version": environment.implementation_version,
+        "torch": environment.torch,
+        "Python": environment.python,
+        "CUDA": environment.cuda,
+    }
+    started = (row.header.started or "-").replace("T", " ").replace("+00:00", "")
+    folder = row.folder.resolve().name
+    return {
+        "implementation": parts.Cell(row.label, mark="name"),
+        **{title: parts.Cell(version or "-") for title, version in packages.items()},
+        "run started (UTC)": parts.Cell(started, mark="whole"),
+        "folder": parts.Cell(folder, folder, row.results if row.jobs else row.folder),
+    }
+
+
+def conditions(rows: Rows) -> list[tuple[str, str]]:
+    """Return (term, value) for all that is recorded of the machine, settings and code of the first
+    measured row; of the first row if none was measured."""
+    row = next((row for row in rows if row.is_measured), rows[0])
+    facts = {**_machine_facts(row), **_settings_facts(row), **_code_facts(row)}
+    return [(term, str(value)) for term, value in facts.items() if value not in (None, "", [])]
+
+
+def _machine_facts(row: Row) -> dict[str, Any]:
+    """Return {term: value} of the machine and the state it ran in; None, "" or [] is unknown."""
+    environment = row.environment
+    machine = row.header.machine
+    name = machines.named(machine)
+    if machine.memory_bytes is not None:
+        name += f", {machine.memory_bytes / text.GIB:.0f} GiB"
+    return {
+        "Machine": machine.cpu and name,
+        "System": machine.os,
+        "Device": " ".join(filter(None, [row.device, row.device_name])),
+        "Driver": environment.gpu and environment.gpu.driver,
+        "Threads": environment.threads,
+        "Denormals": environment.denormals,
+        "Allocator": environment.allocator,
+        "Memory's rate": _memory_rate(row.rates),
+        "Products' rate": _products_rate(row.rates),
+    }
+
+
+def _settings_facts(row: Row) -> dict[str, Any]:
+    """Return {term: value} of what the run was asked to measure; None, "" or [] is unknown."""
+    chosen = row.header.settings
+    written = schema.as_written(chosen)
+    order = "sorted by length" if chosen.sort_utterance else "in file order"
+    schedule = chosen.schedule or {}
+    return {
+        "Batches": row.batches and f"{len(row.batches)} ({chosen.batches}), {order}",
+        "Joiner": chosen.vocab_size and f"{chosen.encoder_dim} to V = {chosen.vocab_size}",
+        "Dtype": chosen.dtype,
+        "Shapes": _shape_file(row, written),
+        "Options": ", ".join(settings.described(written, (settings.MEASURED,))),
+        "Seed": chosen.seed,
+        "Rounds": row.rounds and f"{row.rounds} of fresh processes",
+        "Trace": ", ".join(f"{stage} {steps}" for stage, steps in schedule.items()),
+    }
+
+
+def _code_facts(row: Row) -> dict[str, str]:
+    """Return {term: value} of the suite's commit and the command line; "" is unknown."""
+    header = row.header
+    revision = str(header.git_revision or "")[:12]
+    if revision and header.git_dirty:
+        revision += " with uncommitted changes"
+    command = header.command if isinstance(header.command, list) else []
+    return {"Suite": revision, "Command": " ".join(map(str, command))}
+
+
+def _shape_file(row: Row, written: schema.Record) -> str:
+    """Return the name and digest of the shape file, and how the run changed its lengths; "" if that
+    is unknown. written: the settings of the run as the records have them."""
+    path, digest = row.environment.shape_file, row.environment.shape_file_sha256
+    if not (path and digest):
+        return ""
+    changes = settings.described(written, (settings.LENGTHS,))
+    return ", ".join([f"{Path(path).name} (sha256 {digest[:12]})", *changes])
+
+
+def _memory_rate(rates: times.DeviceRates) -> str:
+    """Return the memory's rate in GB/s with its range over the processes; "" if unmeasured."""
+    if not rates.memory:
+        return ""
+    span = f"{_giga(rates.memory_low)} to {_giga(rates.memory_high)}"
+    return f"{_giga(rates.memory)} GB/s read and written, the median of processes ({span})"
+
+
+def _products_rate(rates: times.DeviceRates) -> str:
+    """Return "torch 88 GFLOP/s, the suite's own loop 520 GFLOP/s", without a rate that is not
+    measured."""
+    by_name = {"torch": rates.torch, "the suite's own loop": rates.loop}
+    return ", ".join(f"{name} {_giga(rate)} GFLOP/s" for name, rate in by_name.items() if rate)
 
 
 def _giga(rate: float | None) -> str:
-    return text.number(None if rate is None else rate / 1e9, 3)
-
-
-def _range(rates: times.DeviceRates) -> str:
-    return f"the median of processes ({_giga(rates.memory_low)} to {_giga(rates.memory_high)})"
-
-
-def _products(rates: times.DeviceRates) -> str:
-    """Return "torch 88 GFLOP/s, the suite's own loop 520 GFLOP/s", as far as they were measured."""
-    measured = (("torch", rates.torch), ("the suite's own loop", rates.loop))
-    return ", ".join(f"{name} {_giga(rate)} GFLOP/s" for name, rate in measured if rate)
-
-
-def _shapes(entry: Row, written: schema.Record) -> str:
-    """Return the name and digest of the shape file, and what was changed in its lengths; "" where
-    it is not known."""
-    path, digest = entry.environment.shape_file, entry.environment.shape_file_sha256
-    if not (path and digest):
-        return ""
-    return ", ".join(
-        [
-            f"{Path(path).name} (sha256 {digest[:12]})",
-            *settings.described(written, (settings.LENGTHS,)),
-        ]
-    )
-
-
-def machine(entries: Rows) -> list[tuple[str, str]]:
-    """Return how and on what the first measured row was measured, as terms and their values."""
-    entry = next(
-        (entry for entry in entries if entry.is_measured), entries[0] if entries else Row()
-    )
-    environment = entry.environment
-    header = entry.header
-    rates = entry.rates
-    machine = header.machine
-    chosen = header.settings
-    written = schema.as_written(chosen)
-    memory = (
-        f", {machine.memory_bytes / text.GIB:.0f} GiB" if machine.memory_bytes is not None else ""
-    )
-    order = "sorted by length" if chosen.sort_utterance else "in file order"
-    revision = str(header.git_revision or "")[:12]
-    facts: list[tuple[str, Any]] = [
-        ("Machine", machine.cpu and f"{machines.named(machine)}{memory}"),
-        ("System", machine.os),
-        ("Device", " ".join(str(part) for part in (entry.device, entry.device_name) if part)),
-        ("Driver", environment.gpu and environment.gpu.driver),
-        ("Threads", environment.threads),
-        ("Denormals", environment.denormals),
-        ("Allocator", environment.allocator),
-        (
-            "Memory's rate",
-            rates.memory and f"{_giga(rates.memory)} GB/s read and written, {_range(rates)}",
-        ),
-        ("Products' rate", _products(rates)),
-        ("Batches", entry.batches and f"{len(entry.batches)} ({chosen.batches}), {order}"),
-        ("Joiner", chosen.vocab_size and f"{chosen.encoder_dim} to V = {chosen.vocab_size}"),
-        ("Dtype", chosen.dtype),
-        ("Shapes", _shapes(entry, written)),
-        ("Options", ", ".join(settings.described(written, (settings.MEASURED,)))),
-        ("Seed", chosen.seed),
-        ("Rounds", entry.rounds and f"{entry.rounds} of fresh processes"),
-        (
-            "Trace",
-            ", ".join(f"{stage} {steps}" for stage, steps in (chosen.schedule or {}).items()),
-        ),
-        (
-            "Suite",
-            revision and revision + (" with uncommitted changes" if header.git_dirty else ""),
-        ),
-        (
-            "Command",
-            " ".join(map(str, header.command)) if isinstance(header.command, list) else None,
-        ),
-    ]
-    return [(term, text.plain(value)) for term, value in facts if value not in (None, "", [])]
+    """Return a rate in billions, to 3 digits; "-" if it is unknown."""
+    return text.number(None if rate is None else rate / machines.GIGA, 3)
