@@ -147,7 +147,7 @@ def test_noise_is_of_the_seed_and_audio_that_is_none_is_one_line(tmp_path):
 )
 def test_a_module_gets_lengths_where_it_takes_some(signature, gets):
     module = type("Takes", (torch.nn.Module,), {"forward": eval(f"lambda self, {signature}: [*locals().values()]")})()
-    given = recognisers.plain(module).call(torch.zeros(2, 30), torch.tensor([30, 30]))
+    given = recognisers.of_module(module).call(torch.zeros(2, 30), torch.tensor([30, 30]))
     tensors = [tuple(value.shape) for value in given if isinstance(value, torch.Tensor)]
     assert tensors == ([(2, 30), (2,)] if gets else [(2, 30)])
 
@@ -214,14 +214,14 @@ def test_numbers_of_a_cell():
     position = rows.Position(2, "bfloat16", 5, 4)
 
     def row_of(seconds, **numbers):
-        return rows.row(position, Job("ok", values=[as_written(cell(seconds, **numbers))]))
+        return rows.row_of(position, Job("ok", values=[as_written(cell(seconds, **numbers))]))
 
     row = row_of([0.5] * 8 + [3.0] * 2, cpu_us=172_400, profiled=2, cuda_peak_bytes=round(1.47 * 2**30))
     assert position.job == "5s-x4-threads-2-bfloat16"
     assert rows.factor(row.profiled_cpu_rtf) == "4.31E-03" and row.profiled_cuda_rtf is None
     assert row.rtf == 0.5 / 20 and row.utterances_per_second == 8 and row.n == 10
     assert [row_of([p90]).streams for p90 in (0.5, 3.0, 6.0)] == [40, 4, 0]
-    assert rows.GRIDS["memory_peaks"][1](row) == "0.0010 + 1.47 GiB"
+    assert rows.GRIDS["memory_peaks"].words(row) == "0.0010 + 1.47 GiB"
 
 
 def test_the_answer_comes_first_and_says_what_ran_beside_load(tmp_path):
@@ -432,7 +432,7 @@ def test_a_bundle_of_wav2vec2(cached):
     assert emissions.shape == (2, 24, 29) and lengths is None
     expected = torchaudio.models.wav2vec2_model(**sizes).eval()
     expected.load_state_dict(weights)
-    assert torch.equal(emissions, outputs(recognisers.plain(expected))[0])
+    assert torch.equal(emissions, outputs(recognisers.of_module(expected))[0])
     with pytest.raises(UserError, match="beam_width"):
         made("torchaudio", "TINY", beam_width=3)
     path.unlink()

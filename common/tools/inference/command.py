@@ -1,4 +1,4 @@
-"""The command `rnnt-bench inference`: from a configuration and flags to the grid and its tables.
+"""The command `rnnt-bench inference`: read a configuration and flags, measure the grid, print tables.
 No torch here."""
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from rnnt_bench.records.schema import as_written
 from rnnt_bench.setup import interpreters
 from rnnt_bench.tools import commands, configuration
 from rnnt_bench.tools.inference.rows import (
-    PLAIN,
     TOOL,
     Dimensions,
     Model,
@@ -40,23 +39,30 @@ EXAMPLES = """examples:
 
 Exit code: 0; 1 if a cell failed; 2 for bad usage, or if the model is missing."""
 DEFAULT = files.ROOT / "examples" / "profile.yaml"
-#: Settings of a cell, where the flags of these names give no other.
+#: Defaults of the flags that say how many calls of a cell are timed; and those of --preset quick.
 SAMPLES: dict[str, float] = {"max_seconds": 1.0, "max_samples": 200}
+QUICK: dict[str, float] = {"max_seconds": 0.2, "max_samples": 20}
 
 
 class _Parser(Parser):
-    """Leaves the words "--key=value" that are no flags in `overrides`."""
+    """A parser that leaves the words "--key=value" which are no flags in `overrides`."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else args
-        flags = self._option_string_actions
-        # argparse would take one with a space, `--batch_sizes=[1, 2]`, for CONFIG
+        # argparse would take an override with a space, `--batch_sizes=[1, 2]`, for CONFIG.
         overrides = [
-            word for word in words if word[:2] == "--" and word.partition("=")[0] not in flags
+            word
+            for word in words
+            if word.startswith("--") and word.partition("=")[0] not in self._option_string_actions
         ]
         arguments = super().parse_args([word for word in words if word not in overrides], namespace)
         arguments.overrides = overrides
         return arguments
+
+
+def _thread_counts(text: str) -> list[int]:
+    """Parse "1,2,4" as different numbers of threads."""
+    return list(dict.fromkeys(map(flag_types.threads, flag_types.words(text))))
 
 
 def parser() -> Parser:
@@ -75,7 +81,7 @@ def parser() -> Parser:
     group = result.add_argument_group("further axes: the grid is repeated for each value")
     group.add_argument(
         "--threads",
-        type=lambda text: list(dict.fromkeys(map(flag_types.threads, flag_types.words(text)))),
+        type=_thread_counts,
         default=[None],
         metavar="A,B",
         help="Numbers of torch's CPU threads, such as 1,2,4. Default: all CPUs",
@@ -107,9 +113,9 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace, executor: session.Executor | None = None) -> int:
     """Profile the model of a configuration; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
-    commands.set_quick(arguments, {"max_seconds": 0.2, "max_samples": 20}, SAMPLES)
+    commands.set_quick(arguments, QUICK, SAMPLES)
     config = configured(arguments.config, arguments.overrides, quick=bool(arguments.preset))
-    config.variants = {key: list(getattr(arguments, key)) for key in PLAIN}
+    config.variants = {"threads": arguments.threads, "dtype": list(arguments.dtype)}
     python = Path(config.pretrained_model.python or sys.executable)
     flags = {key: getattr(arguments, key) for key in ("seed", *SAMPLES)}
     device = interpreters.resolve_device(arguments.device, [python])
@@ -121,7 +127,7 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
 
 
 def planned(config: Profile, python: Path) -> list[job.Task]:
-    """Return a task for each cell that is not skipped."""
+    """Return a task for each cell of the grid that a triangle does not leave out."""
     tasks = []
     for position in positions(config):
         if not is_skipped(position, config.profiling_dimensions):
@@ -132,29 +138,20 @@ def planned(config: Profile, python: Path) -> list[job.Task]:
 
 
 def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Profile:
-    """Return the configuration in a YAML file, with the values of --key=value over it.  Raises
-    UserError.  quick: keep the shortest two lengths of audio and the smallest batch, where no
-    override says what to measure."""
+    """Return the configuration in a YAML file, with the values of `overrides`, "--key=value".
+
+    quick: keep the shortest two durations and the smallest batch size, where no override gives
+    others.  Raises UserError."""
     changes = overridden(overrides)
     values = {part: keys for part, keys in configuration.read(path).items() if keys is not None}
     for part, keys in changes.items():
-        # A part that is no dict is refused below.
+        # `converted` refuses a part that is no dict.
         if isinstance(values.setdefault(part, {}), dict):
             values[part].update(keys)
     config = configuration.converted(values, Profile, str(path))
-    model = config.pretrained_model
-    dimensions = config.profiling_dimensions
-    if model.python:
-        model.python = configuration.file(model.python, path, f"{path}: pretrained_model.python")
-    if model.type == "factory":
-        model.source = configuration.python_name(model.source, path)
-    elif configuration.located(model.source, path).exists():
-        model.source = str(configuration.located(model.source, path))
-    if dimensions.example_audio is not None:
-        where = f"{path}: example_audio"
-        advice = "another, or null for random data"
-        dimensions.example_audio = configuration.file(dimensions.example_audio, path, where, advice)
+    _locate_files(config, path)
     if quick:
+        dimensions = config.profiling_dimensions
         changed = changes.get("profiling_dimensions", ())
         if "audio_mockup_secs" not in changed:
             dimensions.audio_mockup_secs = sorted(dimensions.audio_mockup_secs)[:2]
@@ -163,17 +160,35 @@ def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Pro
     return config
 
 
+def _locate_files(config: Profile, path: Path) -> None:
+    """Make the paths in the configuration of the file `path` absolute.  Raises UserError for a file
+    that is not there."""
+    model = config.pretrained_model
+    if model.python:
+        model.python = configuration.file(model.python, path, f"{path}: pretrained_model.python")
+    if model.type == "factory":
+        model.source = configuration.python_name(model.source, path)
+    elif configuration.located(model.source, path).exists():
+        model.source = str(configuration.located(model.source, path))
+    dimensions = config.profiling_dimensions
+    if dimensions.example_audio is not None:
+        where = f"{path}: example_audio"
+        advice = "another, or null for random data"
+        dimensions.example_audio = configuration.file(dimensions.example_audio, path, where, advice)
+
+
 def overridden(words: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the values of "--part.key=value", or "--key=value", by part and key; they are YAML.
-    Raises UserError."""
+    """Return the values of words "--part.key=value" or "--key=value", by part and key.
+
+    Values are YAML.  Raises UserError."""
     part_of = dict.fromkeys(configuration.keys_of(Model), "pretrained_model")
     part_of.update(dict.fromkeys(configuration.keys_of(Dimensions), "profiling_dimensions"))
     values: dict[str, dict[str, Any]] = {}
     for word in words:
-        flag, equals, value = word.partition("=")
-        part, _, key = flag.lstrip("-").rpartition(".")
+        flag, equals, value = word.removeprefix("--").partition("=")
+        part, _, key = flag.rpartition(".")
         is_key = key in part_of and part in ("", part_of[key])
-        if not (flag.startswith("--") and equals and is_key):
+        if not (is_key and equals):
             raise UserError(
                 f"{word}: give --key=value{text.closest(key, part_of)}; there are {', '.join(part_of)}"
             )

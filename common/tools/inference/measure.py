@@ -1,8 +1,7 @@
-"""Measures one cell of an inference profile: a model, a length of audio, a batch size, a way to run
-the model.
+"""Measure one cell of an inference profile: a model on batches of one size and one duration.
 
-The outputs are checked first, then come time, the peaks of the process or the device, and six
-batches under torch.profiler."""
+The outputs are checked first.  Then come the times of calls, the peaks of memory, and calls under
+torch.profiler."""
 
 from __future__ import annotations
 
@@ -10,9 +9,8 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,18 +30,20 @@ from rnnt_bench.tools.inference.outputs import check_numbers, difference
 from rnnt_bench.tools.inference.rows import Cell, Request
 from rnnt_bench.traces import reader, windows
 
-#: The profiler records the last two of six batches.
+#: Of torch.profiler: it records the last two of six calls.
 SCHEDULE = {"wait": 2, "warmup": 2, "active": 2, "repeat": 1}
-#: Dtype -> how far outputs may be from those in float32, see outputs.difference: mantissas of 11
-#: and of 8 bits, over layers.
+#: Dtype -> how far outputs may be from those in float32, see outputs.difference.  Their mantissas
+#: have 11 and 8 bits, and rounding adds up over layers.
 TOLERANCES = {"float16": 0.02, "bfloat16": 0.05}
-#: Timed calls of a cell, however long they take: one alone may be of a model that is not warm yet.
+#: So many calls of a cell are timed, however long they take: the first may be of a model that is not
+#: warm yet.
 LEAST_CALLS = 3
 
 
 def run(job: JobSpec) -> Iterator[Any]:
-    """Yield the records of a cell.  Raises UserError, NotRunnable, WrongResult, and whatever the
-    model raises."""
+    """Yield the records of a cell: its environment, then its measurements.
+
+    Raises UserError, NotRunnable, WrongResult, and whatever the model raises."""
     settings = job.settings
     request = msgspec.convert(job.request, Request)
     position, dimensions = request.cell, request.config.profiling_dimensions
@@ -58,29 +58,16 @@ def run(job: JobSpec) -> Iterator[Any]:
     calls = Calls(model, waves.to(device))
     yield environment(settings, device)
     with torch.no_grad(), scratch_folder() as scratch:
-        error = calls.take(position.dtype)
-        clock = Clock(device)
-        list(
-            sampling.warm_up(
-                lambda *_: time_call(calls, clock), [0], math.inf, host_threads(device)
-            )
-        )
-        samples = time_calls(
-            calls,
-            clock,
-            spread=settings.spread,
-            max_samples=settings.max_samples,
-            max_seconds=settings.max_seconds,
-            least=LEAST_CALLS,
-        )
+        error = calls.switch_to(position.dtype)
+        times = _timed(calls, settings, device)
         folder = Path(scratch)
         if dimensions.export_logs:
             folder = Path(job.folder) / "traces" / job.job
             folder.mkdir(parents=True, exist_ok=True)
         cell = Cell(
-            wall_ns=[sample.total_wall_ns for sample in samples],
-            first_ns=[sample.first_ns for sample in samples],
-            busy=sum(bool(sample.flags) for sample in samples),
+            wall_ns=[time.total_wall_ns for time in times],
+            first_ns=[time.first_ns for time in times],
+            busy=sum(bool(time.flags) for time in times),
             output_error=error,
             **peaks(calls, device)._asdict(),
         )
@@ -88,37 +75,62 @@ def run(job: JobSpec) -> Iterator[Any]:
     yield Measured(value=cell)
 
 
+def _timed(calls: Calls, settings: Settings, device: torch.device) -> list[CallTime]:
+    """Return the times of a cell's calls, after calls that warm the model up."""
+    clock = Clock(device)
+    warm_up = sampling.warm_up(
+        lambda *_: time_call(calls, clock), [0], math.inf, host_threads(device)
+    )
+    list(warm_up)  # The generator makes the calls; their times are not wanted.
+    return time_calls(
+        calls,
+        clock,
+        spread=settings.spread,
+        max_samples=settings.max_samples,
+        max_seconds=settings.max_seconds,
+        least=LEAST_CALLS,
+    )
+
+
 @dataclass
 class Calls:
-    """Calls of a model on a batch.  streamed: whether the last one gave a first token before its
-    end."""
+    """Calls of a model on a batch, as a step that instruments.clock times.
+
+    Attributes:
+        waves: (N, samples), float32
+        dtype: "float32", or the one of autocast
+        streamed: whether the last call gave a symbol before its end
+    """
 
     model: recognisers.Recogniser
     waves: torch.Tensor
     dtype: str = "float32"
     streamed: bool = False
 
-    def take(self, dtype: str) -> float | None:
-        """Run in `dtype` from now on; return how far the outputs are then from those in float32,
-        None in float32. Raises WrongResult for outputs that are wrong."""
+    def switch_to(self, dtype: str) -> float | None:
+        """Make all further calls in `dtype`; return the error of its outputs, None for float32.
+
+        The error is the difference from the outputs in float32, see outputs.difference.  Raises
+        WrongResult where it is above TOLERANCES, or where outputs hold NaN."""
         plain = self.outputs()
         check_numbers(plain)
-        if dtype == self.dtype:
+        if dtype == "float32":
             return None
         self.dtype = dtype
         outputs = self.outputs()
         check_numbers(outputs)
         error = difference(plain, outputs)
         tolerance = TOLERANCES[dtype]
-        if not error <= tolerance:
+        if error > tolerance:
             raise WrongResult(
                 f"the outputs are off by {error:.2g} of those in float32 (at most {tolerance:g})"
             )
         return error
 
-    def outputs(self, after_forward: Callable[[], None] = lambda: None) -> Any:
-        """Make one call, and `after_forward` at the first token; return the outputs, of a stream
-        its pieces.  Raises WrongResult for None."""
+    def outputs(self, at_first_symbol: Callable[[], None] = lambda: None) -> Any:
+        """Make one call; return its outputs, a list of pieces where the model streams.
+
+        Raises WrongResult where the model returns None."""
         self.streamed = False
         N, samples = self.waves.shape
         device = self.waves.device
@@ -136,36 +148,51 @@ class Calls:
                 has_symbols = piece.numel() > 0 if isinstance(piece, torch.Tensor) else bool(piece)
                 if has_symbols and not self.streamed:
                     self.streamed = True
-                    after_forward()
+                    at_first_symbol()
             return pieces
 
     def run(self, after_forward: Callable[[], None] = lambda: None) -> None:
-        """Make one call, and `after_forward` at the first token, else at the end.  Raises
-        WrongResult for None."""
+        """Make one call; call `after_forward` at the first symbol, or at the end where there is
+        none."""
         self.outputs(after_forward)
         if not self.streamed:
             after_forward()
 
 
-def time_call(call: Step, clock: Clock) -> SimpleNamespace:
-    """Return the time of one call, on CUDA synchronised at both ends.  first_ns: to a stream's
-    first token, or None."""
+@dataclass
+class CallTime:
+    """The time of one call, as instruments.sampling takes a sample.
+
+    Attributes:
+        total_wall_ns: of the whole call, on CUDA synchronised at both ends
+        first_ns: to the first symbol of a stream; None where none came before the end
+        foreign_cpu, flags: the load beside the call, which sampling fills in
+    """
+
+    total_wall_ns: int
+    first_ns: int | None
+    foreign_cpu: float | None = None
+    flags: list[str] = field(default_factory=list)
+
+
+def time_call(call: Step, clock: Clock) -> CallTime:
+    """Make one call; return its time."""
     times, _ = time_step(call, clock)
-    first = times.forward_ns if getattr(call, "streamed", False) else None
-    return SimpleNamespace(
-        total_wall_ns=times.total_wall_ns, first_ns=first, foreign_cpu=None, flags=[]
-    )
+    streamed = isinstance(call, Calls) and call.streamed
+    return CallTime(times.total_wall_ns, times.forward_ns if streamed else None)
 
 
-def time_calls(call: Step, clock: Clock, **caps: Any) -> list[SimpleNamespace]:
-    """Return the times of calls, with flags of the load beside them; caps: see sampling.enough."""
+def time_calls(call: Step, clock: Clock, **caps: Any) -> list[CallTime]:
+    """Make calls up to `caps`, see sampling.enough; return their times, with the load beside
+    them."""
     threads = host_threads(clock.device)
     return list(sampling.sweep(lambda *_: time_call(call, clock), [0], threads=threads, **caps))
 
 
 class Peaks(NamedTuple):
-    """Hold the peaks of one call above the level before it, and that of the whole process; None of
-    a counter that this device has not."""
+    """The peaks of one call above the level before it, and the peak of the whole process.
+
+    A counter that the device does not have is None."""
 
     process_bytes: int | None
     device_allocated_bytes: int | None
@@ -185,7 +212,9 @@ def peaks(call: Step, device: torch.device) -> Peaks:
 
 
 def _add_profile(cell: Cell, calls: Calls, settings: Settings, folder: Path, name: str) -> None:
-    """Add to a cell what six batches under torch.profiler took; their traces go to `folder`."""
+    """Make calls under torch.profiler, and add their self times and peaks of memory to a cell.
+
+    The traces, called `name`, go to `folder`."""
     profiling = replace(
         settings,
         schedule=SCHEDULE,
@@ -193,7 +222,7 @@ def _add_profile(cell: Cell, calls: Calls, settings: Settings, folder: Path, nam
         with_stack=False,
         profile_memory=True,
     )
-    times: list[tuple[float, float]] = []
+    times: list[tuple[float, float]] = []  # self time on the CPU and on CUDA, microseconds
     profiler.profile(
         itertools.repeat(calls, profiling.trace_steps),
         profiling,
@@ -210,6 +239,8 @@ def _add_profile(cell: Cell, calls: Calls, settings: Settings, folder: Path, nam
 
 
 def _highest(folder: Path, kind: int) -> int | None:
-    """Return the highest running sum of allocations in the traces of a folder; kind: of device."""
+    """Return the highest running sum of allocations in the traces of a folder, in bytes.
+
+    Return None where the traces have no allocation on this kind of device, reader.CPU or CUDA."""
     spans = [span for path in reader.trace_files(folder) for span in windows.spans(path, kind)]
     return max((span.highest for span in spans if not span.name), default=None)

@@ -1,6 +1,7 @@
-"""Compares the outputs of a model with those of the same model in another dtype.
+"""Compare the outputs of a model with those of the same model in another dtype.
 
-Leaves out whether either is right: a model with random weights has no right outputs."""
+Whether either is right is left out: a model with random weights has no right outputs.  Outputs are
+tensors, numbers, texts, and any nesting of them in lists, tuples, mappings and dataclasses."""
 
 from __future__ import annotations
 
@@ -14,110 +15,115 @@ import torch
 
 from rnnt_bench.core.errors import WrongResult
 
-#: Symbols of a sequence up to which edits are counted; a longer one is compared place by place.
+#: The longest sequence of symbols whose edits are counted; a longer one is compared symbol by symbol.
 MOST_EDITED = 20_000
 
 
 def check_numbers(outputs: Any, whose: str = "the model") -> None:
-    """Raise WrongResult for outputs that hold a NaN."""
-    if any(tensor.isnan().any() for tensor in _tensors(_leaves(outputs))):
+    """Raise WrongResult for outputs that hold a NaN.  whose: of what they are, for the message."""
+    if any(tensor.isnan().any() for tensor in _float_tensors(outputs)):
         raise WrongResult(
             f"the outputs of {whose} hold NaN: its numbers are wrong before they are timed"
         )
 
 
 def difference(plain: Any, other: Any) -> float:
-    """Return how far outputs are from the `plain` ones: 0 where they are equal, infinity for NaN or
-    another shape.
+    """Return the distance of outputs from the `plain` ones, as a fraction: 0 where they are equal.
 
-    Of floating-point outputs it is the RMS of the difference over the RMS of the plain ones.  Of a
-    model without any it is the share of symbols to edit: elements of integer tensors, numbers of a
-    list, characters of a text."""
-    tensors = _tensors(_leaves(plain))
-    others = _tensors(_leaves(other))
+    For floating-point outputs this is the RMS of the difference over the RMS of the plain ones.  It
+    is infinite for another shape, and for NaN.  For outputs without such numbers it is the share of
+    symbols to edit: elements of integer tensors, numbers of a list, characters of a text."""
+    tensors = _float_tensors(plain)
+    others = _float_tensors(other)
     if not tensors and not others:
-        pairs = list(zip_longest(_sequences(plain), _sequences(other), fillvalue=()))
-        longest = sum(max(len(left), len(right)) for left, right in pairs)
-        return sum(edits(left, right) for left, right in pairs) / max(longest, 1)
+        return _edited_share(plain, other)
     if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in others]:
         return math.inf
     left = _flat(tensors)
     right = _flat(others)
-    differs = left != right  # -inf of a masked place is equal to itself, but has no difference
+    differs = left != right  # -inf - -inf would be NaN where both mask an element
     scale = left[left.isfinite()].norm().clamp_min(1e-30)
     error = float((left - right)[differs].norm() / scale)
     return math.inf if math.isnan(error) else error
 
 
 def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the numbers of tensors in one of float64."""
+    """Return the elements of all tensors as one vector of float64."""
     return torch.cat([tensor.double().flatten() for tensor in tensors])
 
 
+def _edited_share(plain: Any, other: Any) -> float:
+    """Return the edits between the sequences of two outputs over the length of the longer ones."""
+    pairs = list(zip_longest(_sequences(plain), _sequences(other), fillvalue=()))
+    length = sum(max(len(left), len(right)) for left, right in pairs)
+    return sum(edits(left, right) for left, right in pairs) / max(length, 1)
+
+
 def edits(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Return how many insertions, deletions and substitutions make `second` of `first` (Levenshtein
-    1966)."""
+    """Return how many insertions, deletions and substitutions turn `first` into `second`
+    (Levenshtein 1966).
+
+    Of sequences longer than MOST_EDITED, count the places at which they differ."""
     if first == second:
         return 0
     if max(len(first), len(second)) > MOST_EDITED:
         return sum(a != b for a, b in zip_longest(first, second))
     numbers: dict[Any, int] = {}
-    columns = torch.tensor([numbers.setdefault(symbol, len(numbers)) for symbol in second])
-    slope = torch.arange(len(second) + 1)
-    row = slope.clone()  # edits to each beginning of `second`
+    symbols = torch.tensor([numbers.setdefault(symbol, len(numbers)) for symbol in second])
+    insertions = torch.arange(len(second) + 1)
+    # row[n]: edits from the symbols of `first` so far to the first n symbols of `second`
+    row = insertions.clone()
     for symbol in first:
-        substituted = row[:-1] + (columns != numbers.get(symbol, -1))
-        row = row + 1
+        substituted = row[:-1] + (symbols != numbers.get(symbol, -1))
+        row = row + 1  # the symbol is deleted
         row[1:] = torch.minimum(row[1:], substituted)
-        # an insertion costs 1 more than the place to its left: a running minimum once the slope is
-        # taken away
-        row = torch.cummin(row - slope, 0).values + slope
+        # An insertion costs 1 more than the element to its left.  Without these costs it is a
+        # running minimum.
+        row = torch.cummin(row - insertions, 0).values + insertions
     return int(row[-1])
 
 
 def _sequences(outputs: Any) -> list[Sequence[Any]]:
-    """Return the sequences of symbols in any nesting: rows of tensors, lists of plain values,
-    texts."""
-    outputs = _plain(outputs)
+    """Return the sequences of symbols in outputs, in order.
+
+    A sequence is a row of a tensor's last axis, a text, or a list of plain values."""
+    outputs = _as_list(outputs)
     if isinstance(outputs, torch.Tensor):
-        return outputs.reshape(-1, outputs.shape[-1] if outputs.dim() else 1).tolist()
+        return torch.atleast_2d(outputs).flatten(0, -2).tolist()
     if isinstance(outputs, str):
         return [outputs]
     if not isinstance(outputs, list):
-        return [[outputs if isinstance(outputs, (int, float, bytes)) else type(outputs)]]
-    parts = [_plain(part) for part in outputs]
-    sequences = [sequence for part in parts for sequence in _sequences(part)]
+        return [[_symbol(outputs)]]
+    parts = list(map(_as_list, outputs))
     if any(isinstance(part, (list, str, torch.Tensor)) for part in parts):
-        return sequences
-    return [[symbol for (symbol,) in sequences]]  # plain values, which together are one sequence
+        return [sequence for part in parts for sequence in _sequences(part)]
+    return [list(map(_symbol, parts))]
 
 
-def _leaves(outputs: Any) -> list[Any]:
-    """Return the tensors, numbers and texts of any nesting, in order."""
-    outputs = _plain(outputs)
-    return (
-        [leaf for part in outputs for leaf in _leaves(part)]
-        if isinstance(outputs, list)
-        else [outputs]
-    )
+def _symbol(value: Any) -> Any:
+    """Return a plain value; for any other object, which may not be comparable, its type."""
+    return value if isinstance(value, (int, float, bytes)) else type(value)
 
 
-def _tensors(leaves: Sequence[Any]) -> list[torch.Tensor]:
-    """Return those leaves that are floating-point numbers as real tensors."""
-    tensors = []
-    for leaf in leaves:
-        if isinstance(leaf, float):
-            tensors.append(torch.tensor(leaf))
-        elif isinstance(leaf, torch.Tensor) and leaf.is_complex():
-            tensors.append(torch.view_as_real(leaf.resolve_conj()))
-        elif isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
-            tensors.append(leaf)
-    return tensors
+def _float_tensors(outputs: Any) -> list[torch.Tensor]:
+    """Return the floating-point and complex numbers in outputs as real tensors, in order."""
+    outputs = _as_list(outputs)
+    if isinstance(outputs, list):
+        return [tensor for part in outputs for tensor in _float_tensors(part)]
+    if isinstance(outputs, float):
+        return [torch.tensor(outputs)]
+    if not isinstance(outputs, torch.Tensor):
+        return []
+    if outputs.is_complex():
+        return [torch.view_as_real(outputs.resolve_conj())]
+    return [outputs] if outputs.is_floating_point() else []
 
 
-def _plain(value: Any) -> Any:
-    """Return a mapping, dataclass or tuple as a list, an array of numpy as a tensor, or a list if
-    it has no numbers."""
+def _as_list(value: Any) -> Any:
+    """Return a mapping, dataclass, list or tuple as the list of its values.
+
+    Return a numpy array of numbers as a tensor, of texts or objects as a list.  Return any other
+    value as it is."""
     if isinstance(value, Mapping):
         return list(value.values())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -127,6 +133,6 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "__array__") and not isinstance(value, torch.Tensor):
         try:
             return torch.as_tensor(value)
-        except TypeError:  # of texts or objects
+        except TypeError:
             return list(value.tolist())
     return value

@@ -1,12 +1,13 @@
-"""Loads the models that can be profiled behind one interface, waves (N, samples) in and any
-outputs, and their audio.
+"""Load the models of an inference profile behind one interface, a Recogniser, and make their audio.
 
-A `type` is "factory" (whatever Python can import), "torchaudio" (a bundle), "transformers" (a
-pipeline) or a class of SpeechBrain.  Audio is a file, one channel at the model's rate, or noise."""
+The type of a model is "factory" (anything that Python can import), "torchaudio" (a bundle),
+"transformers" (a pipeline), or a class of SpeechBrain.  Audio is a file, of one channel at the
+model's sample rate, or noise."""
 
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import re
 import subprocess
@@ -24,11 +25,12 @@ from rnnt_bench.core.errors import UserError
 from rnnt_bench.tools import loading
 from rnnt_bench.tools.inference.rows import Model
 
+#: Hz, of a model that does not say its own.
 SAMPLE_RATE = 16000
-#: The name of an argument that takes lengths in samples: lengths, x_lens, input_lengths;
-#: SpeechBrain's wav_lens are shares.
+#: Matches the name of an argument that takes lengths in samples: lengths, x_lens, input_lengths.
+#: SpeechBrain's wav_lens and wavs_lens are fractions of the longest, and do not match.
 LENGTHS = re.compile(r"(?!wavs?_lens)(\w+_)?(lengths|lens)")
-#: Class of SpeechBrain -> its module below speechbrain.inference, and its method.
+#: Class of SpeechBrain -> its module below speechbrain.inference, and the method that is measured.
 INTERFACES = {
     "EncoderASR": ("ASR", "transcribe_batch"),
     "EncoderDecoderASR": ("ASR", "transcribe_batch"),
@@ -45,59 +47,63 @@ INTERFACES = {
 
 
 class Recogniser(NamedTuple):
-    """A model that was loaded.  call: takes waves (N, samples), float32, and lengths (N,) in
-    samples, int64; stream: takes the same, yields pieces of the outputs, None or empty ones before
-    there is a first symbol."""
+    """A loaded model.
+
+    Attributes:
+        call: takes waves (N, samples), float32, and lengths (N,) in samples, int64; returns outputs
+        sample_rate: of the waves, Hz
+        stream: takes the same; yields pieces of the outputs, which are None or empty until there is
+            a first symbol
+    """
 
     call: Callable[[torch.Tensor, torch.Tensor], Any]
     sample_rate: int
     stream: Callable[[torch.Tensor, torch.Tensor], Iterable[Any]] | None = None
 
 
-def plain(module: Any) -> Recogniser:
-    """Return a module as a recogniser; it may have a ``sample_rate`` and a method ``stream``.  Its
-    second argument is the lengths where it has to be given, else the first one whose name LENGTHS
-    matches."""
-    needed = 0
-    names = []
-    for parameter in inspect.signature(module.forward).parameters.values():
-        is_positional = parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        if is_positional or parameter.kind is parameter.KEYWORD_ONLY:
-            names.append(parameter.name)
-        needed += is_positional and parameter.default is parameter.empty
-    name = next(filter(LENGTHS.fullmatch, names), None)
+def of_module(module: Any) -> Recogniser:
+    """Return a module that takes waves as a recogniser.
+
+    The module may have a `sample_rate` and a method `stream`.  It gets lengths as its second
+    argument where it needs two, else as the first argument that LENGTHS matches."""
+    parameters = inspect.signature(module.forward).parameters
+    required = [
+        parameter
+        for parameter in parameters.values()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        and parameter.default is parameter.empty
+    ]
+    keywords = list(filter(LENGTHS.fullmatch, parameters))[:1]
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
-        if needed > 1:
+        if len(required) > 1:
             return module(waves, lengths)
-        return module(waves, **{name: lengths}) if name else module(waves)
+        return module(waves, **dict.fromkeys(keywords, lengths))
 
-    return Recogniser(
-        call, int(getattr(module, "sample_rate", SAMPLE_RATE)), getattr(module, "stream", None)
-    )
+    rate = int(getattr(module, "sample_rate", SAMPLE_RATE))
+    return Recogniser(call, rate, getattr(module, "stream", None))
 
 
 def load(model: Model, device: torch.device) -> Recogniser:
-    """Return the model of a configuration.  Raises UserError."""
-    kind, source, arguments = model.type, model.source, model.arguments
-    if kind == "factory":
-        return plain(loading.load(source, arguments, str(device)).eval())
-    kinds = ("torchaudio", "transformers", *INTERFACES)
-    if kind not in kinds:
+    """Return the model of a configuration, on a device.  Raises UserError."""
+    if model.type == "factory":
+        return of_module(loading.load(model.source, model.arguments, str(device)).eval())
+    makers: dict[str, Callable[..., Recogniser]]
+    makers = {"torchaudio": _bundle, "transformers": _pipeline}
+    makers.update((name, partial(_interface, name)) for name in INTERFACES)
+    if model.type not in makers:
         raise UserError(
-            f"pretrained_model.type: unknown {kind!r}{text.closest(kind, kinds)}; there are factory, {', '.join(kinds)}"
+            f"pretrained_model.type: unknown {model.type!r}{text.closest(model.type, makers)}; "
+            f"there are factory, {', '.join(makers)}"
         )
     os.environ.update(loading.OFFLINE)
-    if kind == "torchaudio":
-        return _bundle(source, arguments, device)
-    if kind == "transformers":
-        return _pipeline(source, arguments, device)
-    return _interface(kind, source, arguments, device)
+    return makers[model.type](model.source, model.arguments, device)
 
 
 def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
-    """Return a bundle of torchaudio.pipelines by its name.  arguments: ``beam_width`` of a
-    transducer."""
+    """Return a bundle of torchaudio.pipelines by its name.
+
+    arguments: `beam_width` of a transducer's search, else none.  Raises UserError."""
     pipelines = loading.module("torchaudio.pipelines")
     bundle: Any = getattr(pipelines, source, None)
     if not isinstance(getattr(bundle, "sample_rate", None), (int, float)):
@@ -109,9 +115,9 @@ def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> 
         raise UserError(
             f"pretrained_model.source: torchaudio.pipelines has no {source} of audio; {', '.join(names)}"
         )
-    decodes = hasattr(bundle, "get_decoder")
-    methods = ["get_feature_extractor", "get_decoder"] if decodes else ["get_model"]
-    unknown = set(arguments).difference(["beam_width"] if decodes else [])
+    is_transducer = hasattr(bundle, "get_decoder")
+    methods = ["get_feature_extractor", "get_decoder"] if is_transducer else ["get_model"]
+    unknown = set(arguments).difference(["beam_width"] if is_transducer else [])
     if unknown:
         raise UserError(
             f"pretrained_model.arguments: {source} takes no {', '.join(sorted(unknown))}"
@@ -126,22 +132,24 @@ def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> 
     def search(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         extract, decode = parts
         width = int(arguments.get("beam_width", 10))
-        inputs = [extract(wave) for wave in waves]
-        return [
-            decode(features, length.to(waves.device), width)[0][0][1:]
-            for features, length in inputs
-        ]
+        outputs = []
+        for features, length in [extract(wave) for wave in waves]:
+            best, *_ = decode(features, length.to(waves.device), width)
+            outputs.append(best[0][1:])  # the symbols of the hypothesis, without the blank first
+        return outputs
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         # No lengths: bundles normalised by groups are trained without, and no wave here is padded.
         return parts[0](waves)
 
-    return Recogniser(search if decodes else call, int(bundle.sample_rate))
+    return Recogniser(search if is_transducer else call, int(bundle.sample_rate))
 
 
 def _pipeline(source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
-    """Return a pipeline of transformers, from a folder or from the cache.  arguments: of it,
-    ``task`` among them."""
+    """Return a pipeline of transformers, from a folder or from the cache.
+
+    arguments: of transformers.pipeline; `task` is speech recognition by default.  Raises
+    UserError."""
     transformers = loading.module("transformers")
     arguments = {"task": "automatic-speech-recognition", **arguments}
     task = arguments["task"]
@@ -166,8 +174,10 @@ def _pipeline(source: str, arguments: Mapping[str, Any], device: torch.device) -
 def _interface(
     kind: str, source: str, arguments: Mapping[str, Any], device: torch.device
 ) -> Recogniser:
-    """Return a SpeechBrain model from a folder, or from its hub.  arguments: of from_hparams.  The
-    folder's hyperparams.yaml names classes to make: it is code, as the model is."""
+    """Return a model of SpeechBrain, from a folder or from the cache of its hub.
+
+    The hyperparams.yaml of the folder names classes to make: it is code, as the model is.  kind:
+    the class, a key of INTERFACES; arguments: of its from_hparams.  Raises UserError."""
     name, method = INTERFACES[kind]
     module = f"speechbrain.inference.{name}"
     make = loading.imported(f"{module}:{kind}").from_hparams
@@ -189,27 +199,27 @@ def _interface(
 
 
 def _argument(name: str, waves: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor | None:
-    """Return an argument of a method of SpeechBrain by its name; None for one that stays at its
-    default."""
-    if re.fullmatch(r"wav\d?_lens|lengths", name):
+    """Return the value for an argument of a SpeechBrain method, by the argument's name.
+
+    Return None for an argument that keeps its default."""
+    if re.fullmatch(r"wav\d?_lens|lengths", name):  # wav_lens, wav1_lens
         return lengths / waves.shape[1]
-    if name == "predictions":
-        # (N, samples, speakers): an estimate of SpeechBrain is of two
+    if name == "predictions":  # the separated speakers (N, samples, 2)
         return waves[..., None].expand(-1, -1, 2)
-    return waves if re.fullmatch(r"wavs\d?|mix|noisy", name) else None
+    return waves if re.fullmatch(r"wavs\d?|mix|noisy", name) else None  # wavs, wavs1
 
 
 def read(path: Path, sample_rate: int) -> torch.Tensor:
-    """Return the mean of the channels, resampled, (samples,) in float32.  Raises UserError.
+    """Return the audio of a file (samples,) in float32: the mean of its channels, resampled.
 
-    It is read in a process of its own: what reads it would be in the memory of the one that is
-    measured."""
+    A process of its own decodes the file, so that the memory of what decodes is not in the process
+    that is measured.  Raises UserError."""
     reason = files.not_a_file(path)
     if reason:
         raise UserError(f"cannot read {path}: {reason}")
     with tempfile.TemporaryDirectory(prefix="rnnt-bench-") as scratch:
         wave = Path(scratch) / "wave.pt"
-        code = "import sys; from rnnt_bench.tools.inference.recognisers import decode; sys.exit(decode(*sys.argv[1:]))"
+        code = "import sys; from rnnt_bench.tools.inference import recognisers; recognisers.decode(*sys.argv[1:])"
         ended = subprocess.run(
             [sys.executable, "-c", code, str(path.resolve()), str(sample_rate), str(wave)],
             cwd=files.ROOT,
@@ -223,39 +233,39 @@ def read(path: Path, sample_rate: int) -> torch.Tensor:
         return torch.load(wave, weights_only=True)
 
 
-def decode(path: str, sample_rate: str, output: str) -> str | None:
-    """Write what `read` returns to the file `output`; return why it cannot be, in words."""
+def decode(path: str, sample_rate: str, output: str) -> None:
+    """Decode an audio file for `read`, and save the wave to the file `output`.
+
+    End the process with the reason on stderr where the file cannot be decoded."""
     try:
-        torch.save(_decoded(Path(path), int(sample_rate)), output)
+        soundfile = loading.module("soundfile")
+        channels, rate = soundfile.read(path, dtype="float32", always_2d=True)
+        if not len(channels):
+            raise UserError(f"{path}: has no samples")
+        wave = torch.from_numpy(channels).mean(1)
+        if rate != int(sample_rate):
+            resample = loading.imported("torchaudio.functional:resample")
+            wave = resample(wave, rate, int(sample_rate))
     except UserError as error:
-        return str(error)
-    return None
-
-
-def _decoded(path: Path, sample_rate: int) -> torch.Tensor:
-    soundfile = loading.module("soundfile")
-    resample = loading.imported("torchaudio.functional:resample")
-    try:
-        channels, rate = soundfile.read(str(path), dtype="float32", always_2d=True)
+        sys.exit(str(error))
     except (RuntimeError, OSError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
-    if not len(channels):
-        raise UserError(f"{path}: has no samples")
-    wave = torch.from_numpy(channels).mean(1)
-    return wave if rate == sample_rate else resample(wave, rate, sample_rate)
+        sys.exit(f"cannot read {path}: {error}")
+    torch.save(wave, output)
 
 
 def noise(seconds: float, sample_rate: int, seed: int) -> torch.Tensor:
-    """Return (samples,) of so many seconds, at least one sample, about as loud as speech."""
+    """Return noise (samples,) about as loud as speech, of at least one sample."""
     samples = max(round(seconds * sample_rate), 1)
     return 0.1 * torch.randn(samples, generator=torch.Generator().manual_seed(seed))
 
 
 def batch(path: str | None, seconds: float, size: int, sample_rate: int, seed: int) -> torch.Tensor:
-    """Return (size, samples) of equal rows: the file's audio, from its begin again where it is
-    short; else noise."""
+    """Return a batch (size, samples) of equal waves, each of these seconds.
+
+    A wave is the audio of the file at `path`, cut or repeated.  Without a path it is noise."""
     wave = noise(seconds, sample_rate, seed)
     if path is not None:
         audio = read(Path(path), sample_rate)
-        wave = audio.repeat(-(-len(wave) // len(audio)))[: len(wave)]
+        repeats = math.ceil(len(wave) / len(audio))
+        wave = audio.repeat(repeats)[: len(wave)]
     return wave.repeat(size, 1)

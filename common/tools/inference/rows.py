@@ -1,14 +1,15 @@
-"""Tells from the records of an inference profile whether the model is faster than real time: grids,
-cells, lines."""
+"""Read the records of an inference profile: is the model faster than real time?
+
+A profile is a grid: durations of audio by batch sizes, repeated for each number of threads and each
+dtype.  A cell of it is measured by a job of its own."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct, field
 
@@ -20,17 +21,24 @@ from rnnt_bench.tools.configuration import Positive, Seconds, Text, check_list
 from rnnt_bench.tools.kept import Answer, Job, Kept, slice_of
 
 TOOL, TITLE = "inference", "Inference: is it faster than real time?"
+#: Status of a cell that a triangle leaves out.
 SKIPPED = "skipped"
-#: The further axes, each with the value of the plain model.
-PLAIN = {"threads": None, "dtype": "float32"}
-#: Timed calls and profiled ones contradict each other where the first take this many times the self
-#: time of the others.
+#: A timed call that takes this many times the self time of a profiled one contradicts it.
 CONTRADICTION = 5
+#: With fewer timed calls than this the 99th percentile is close to the slowest of them.
+CALLS_OF_P99 = 100
 
 
 class Model(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The model of a configuration, as recognisers.load takes it.  python: its interpreter; None
-    for the command's."""
+    """The model of a configuration.
+
+    Attributes:
+        source: a factory, a folder, or a name on a hub, as `type` says
+        type: "factory", "torchaudio", "transformers", or a class of SpeechBrain
+        arguments: of the factory, or of the function that loads it
+        sample_rate: Hz; None for the model's own
+        python: path of the Python in which it runs; None for the command's
+    """
 
     source: Text
     type: Text = "factory"
@@ -40,7 +48,15 @@ class Model(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Dimensions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The grid of a configuration."""
+    """The grid of a configuration.
+
+    Attributes:
+        audio_mockup_secs: durations of an utterance, seconds
+        batch_sizes: utterances of a batch
+        example_audio: path of an audio file; None for noise
+        triangle_only: leave out the corner of long audio and large batches, see is_skipped
+        export_logs: keep the profiler's traces
+    """
 
     audio_mockup_secs: Annotated[list[Seconds], Meta(min_length=1)] = field(
         default_factory=lambda: [1, 2, 5, 8, 32]
@@ -58,19 +74,28 @@ class Dimensions(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Profile(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A configuration.  variants: values of the further axes; the grid is repeated for each
-    combination."""
+    """A configuration.
+
+    Attributes:
+        variants: "threads" and "dtype", each with a list of values; the grid is repeated for each
+            combination
+    """
 
     pretrained_model: Model
     profiling_dimensions: Dimensions = field(default_factory=Dimensions)
     variants: dict[str, list[Any]] = field(
-        default_factory=lambda: {key: [value] for key, value in PLAIN.items()}
+        default_factory=lambda: {"threads": [None], "dtype": ["float32"]}
     )
 
 
 class Position(Struct, frozen=True):
-    """A cell of the grid: a way to run the model, seconds of each utterance, utterances in the
-    batch."""
+    """The place of a cell in the grid.
+
+    Attributes:
+        threads: of torch on the CPU; None for all
+        seconds: duration of each utterance
+        size: utterances in the batch
+    """
 
     threads: int | None
     dtype: str
@@ -79,44 +104,46 @@ class Position(Struct, frozen=True):
 
     @property
     def variant(self) -> str:
-        """Return "threads 2, bfloat16"; "" for the plain one."""
-        words = [
-            f"threads {self.threads}" if self.threads else "",
-            self.dtype if self.dtype != "float32" else "",
-        ]
-        return ", ".join(filter(None, words))
+        """Return how the model runs, "threads 2, bfloat16"; "" for all threads and float32."""
+        words = []
+        if self.threads:
+            words.append(f"threads {self.threads}")
+        if self.dtype != "float32":
+            words.append(self.dtype)
+        return ", ".join(words)
 
     @property
     def job(self) -> str:
-        """Return the name of its job: "32s-x8", "0.5s-x1-threads-2-bfloat16"."""
-        words = self.variant.replace(",", "").replace(" ", "-")
-        return "-".join(filter(None, (f"{self.seconds:g}s-x{self.size}", words)))
+        """Return the name of the cell's job: "32s-x8", "0.5s-x1-threads-2-bfloat16"."""
+        words = f"{self.seconds:g}s-x{self.size} {self.variant}".strip()
+        return words.replace(",", "").replace(" ", "-")
 
 
 def positions(config: Profile) -> list[Position]:
     """Return all positions of the grid, the batch sizes varying fastest."""
     grid = config.profiling_dimensions
-    parts = (config.variants[key] for key in PLAIN)
     return [
-        Position(*values)
-        for values in itertools.product(*parts, grid.audio_mockup_secs, grid.batch_sizes)
+        Position(threads, dtype, seconds, size)
+        for threads in config.variants["threads"]
+        for dtype in config.variants["dtype"]
+        for seconds in grid.audio_mockup_secs
+        for size in grid.batch_sizes
     ]
 
 
 def is_skipped(position: Position, grid: Dimensions) -> bool:
-    """Tell whether a position is in the corner of long audio and large batches, which a triangle
-    leaves out."""
-    d, b = grid.audio_mockup_secs.index(position.seconds), grid.batch_sizes.index(position.size)
-    return (
-        grid.triangle_only
-        and d > 0
-        and b > 0
-        and d + b >= (len(grid.audio_mockup_secs) + len(grid.batch_sizes)) / 2
-    )
+    """Tell whether a triangle leaves out a position: long audio in large batches.
+
+    Such a position is beyond the first row and column, and the sum of its row and column, counted
+    from 0, is at least half of the number of rows and columns together."""
+    row = grid.audio_mockup_secs.index(position.seconds)
+    column = grid.batch_sizes.index(position.size)
+    half = (len(grid.audio_mockup_secs) + len(grid.batch_sizes)) / 2
+    return grid.triangle_only and min(row, column) > 0 and row + column >= half
 
 
 class Request(Struct):
-    """Hold a configuration and the cell of it that a job measures."""
+    """Ask a job to measure a cell of a configuration."""
 
     config: Profile
     cell: Position
@@ -125,13 +152,19 @@ class Request(Struct):
 class Cell(Struct, kw_only=True):
     """The measurements of a cell of the grid.
 
-    wall_ns, first_ns: time of each timed call, and to its first token; busy: calls that ran beside
-      other load;
-    output_error: how far the outputs are from those in float32, None in float32;
-    process_bytes: resident peak of a call above the level before it, as those of the device;
-    process_peak_bytes: of the whole process; profiled: batches under torch.profiler; cpu_us,
-      cuda_us: their self time together; cpu_peak_bytes,
-    cuda_peak_bytes: highest running sum of allocations within one of these."""
+    Attributes:
+        wall_ns: time of each timed call
+        first_ns: time of each timed call to its first symbol; None where no symbol came early
+        busy: how many timed calls ran beside other load
+        output_error: distance of the outputs from those in float32, see outputs.difference; None in
+            float32
+        process_bytes, device_allocated_bytes, device_used_bytes: peak of a call above the level
+            before it: resident memory, torch's allocator on CUDA, all that the device has in use
+        process_peak_bytes: resident peak of the process
+        profiled: number of calls under torch.profiler
+        cpu_us, cuda_us: self time of all operators in these calls together
+        cpu_peak_bytes, cuda_peak_bytes: highest running sum of allocations within one of them
+    """
 
     wall_ns: Annotated[list[int], Meta(min_length=1)]
     first_ns: list[int | None]
@@ -149,7 +182,7 @@ class Cell(Struct, kw_only=True):
 
 
 class Row(Struct):
-    """A cell of the grid, and how its job ended."""
+    """A cell of the grid, and the end of its job."""
 
     position: Position
     status: str
@@ -161,12 +194,13 @@ class Measured(Row):
 
     Attributes:
         n: number of timed calls
-        rtf: seconds of computing for a second of audio, the median of calls
-        rtf_p20, rtf_p80: its quantiles
-        profiled_cpu_rtf, profiled_cuda_rtf: of self time under the profiler
+        rtf: real-time factor, seconds of computing for a second of audio; the median of calls
+        rtf_p20, rtf_p80: quantiles of the real-time factor
+        profiled_cpu_rtf, profiled_cuda_rtf: real-time factor by self time under torch.profiler;
+            None where CUDA was not used
         p50_s, p90_s, p99_s: quantiles of the time of a call
-        first_token_s: median of calls that gave one before their end
-        streams: speakers that the device keeps up with, at the speed that 90% of calls have
+        first_token_s: time to the first symbol, the median of calls that gave one before their end
+        streams: how many live streams the device keeps up with, in nine calls of ten
     """
 
     cell: Cell
@@ -185,52 +219,54 @@ class Measured(Row):
 
 
 def factor(value: float | None) -> str:
-    """Return a real-time factor as "4.31E-03"."""
+    """Return a real-time factor as "4.31E-03"; "-" for None."""
     return "-" if value is None else f"{value:.2E}"
 
 
-def _of_cell(
-    key: str, title: str = "", words: Callable[[Any], str] | None = None, **fields: Any
+def _recorded(
+    key: str, title: str = "", shown: Callable[[Any], str] | None = None, **fields: Any
 ) -> Metric:
-    """Return the metric of a number that the record of a cell has."""
-    return metric(key, title, words, f"cell.{key}", **fields)
+    """Return the metric of a number that the record of a cell has under `key`."""
+    return metric(key, title, shown, f"cell.{key}", **fields)
 
 
 _ms = partial(metric, scale=1e3, unit="s", better="lower")
-_mb = partial(_of_cell, scale=1 / text.MB, unit="bytes", better="lower")
-#: The numbers of a cell: keys in CSV and JSON, and columns of its table where they have a title, in
-#: this order.
+_mb = partial(_recorded, scale=1 / text.MB, unit="bytes", better="lower")
+#: The numbers of a cell, in order: keys in CSV and JSON; columns of a table where they have a title.
 NUMBERS = (
-    metric("n"),
     metric("rtf", "RTF", factor, better="lower"),
     metric("rtf_p20", "p20", factor),
     metric("rtf_p80", "p80", factor),
     metric("profiled_cpu_rtf", better="lower", profiled=True),
     metric("profiled_cuda_rtf", better="lower", profiled=True),
-    *(_ms(f"p{part}_s", f"p{part} ms") for part in (50, 90, 99)),
+    _ms("p50_s", "p50 ms"),
+    _ms("p90_s", "p90 ms"),
+    _ms("p99_s", "p99 ms"),
     _ms("first_token_s", "first token ms"),
     metric("utterances_per_second", "utterances /s", better="higher"),
     metric("streams", "streams", better="higher"),
-    _of_cell("cpu_peak_bytes", unit="bytes", better="lower", profiled=True),
-    _of_cell("cuda_peak_bytes", unit="bytes", better="lower", profiled=True),
+    _recorded("cpu_peak_bytes", unit="bytes", better="lower", profiled=True),
+    _recorded("cuda_peak_bytes", unit="bytes", better="lower", profiled=True),
     _mb("process_bytes", "process MB"),
     _mb("process_peak_bytes", "whole process MB"),
     _mb("device_allocated_bytes", "device MB"),
     _mb("device_used_bytes", "device used MB"),
-    _of_cell("output_error", "output error", text.error, better="lower"),
-    _of_cell("busy"),
+    _recorded("output_error", "output error", text.error, better="lower"),
+    _recorded("busy"),
+    metric("n", "calls"),
 )
 
 
-def row(position: Position, job: Job) -> Row:
-    """Return a cell, with its numbers where it was measured.  Raises ValueError for a record that
-    is wrong."""
+def row_of(position: Position, job: Job) -> Row:
+    """Return the row of a cell; a Measured where its job ended well.
+
+    Raises ValueError for a record that is wrong."""
     if job.status != "ok":
         return Row(position, job.status, job.reason)
     (cell,) = job.of(Cell)
     times = [ns / 1e9 for ns in cell.wall_ns]
     p20, p50, p80, p90, p99 = (
-        statistics.quantile(times, part / 100) for part in (20, 50, 80, 90, 99)
+        statistics.quantile(times, part) for part in (0.2, 0.5, 0.8, 0.9, 0.99)
     )
     first = [ns / 1e9 for ns in cell.first_ns if ns is not None]
     audio = position.size * position.seconds
@@ -251,141 +287,163 @@ def row(position: Position, job: Job) -> Row:
         p99_s=p99,
         first_token_s=median(first) if first else None,
         utterances_per_second=position.size / p50,
+        # Batches follow each other while the next audio comes in.
         streams=position.size * math.floor(position.seconds / p90),
     )
 
 
 def contradiction(row: Measured) -> float:
-    """Return how many times as long the median timed call was as the self time of a profiled
-    one."""
+    """Return the median time of a call over the self time of a profiled one; 0 where that is 0."""
     profiled = row.profiled_cpu_rtf + (row.profiled_cuda_rtf or 0)
     return row.rtf / profiled if profiled else 0.0
 
 
-def _both(
+def _cpu_and_cuda(
     words: Callable[[float], str], cpu: float | None, cuda: float | None, unit: str = ""
 ) -> str:
-    """Return "5.15E-02 + 3.62E-02" or "0.00 + 1.47 GiB": CPU, and CUDA where it was used."""
+    """Return the words for a CPU's number, and for CUDA's where it was used: "0.00 + 1.47 GiB".
+
+    Return "-" where neither is known."""
     if cpu is None and cuda is None:
         return "-"
-    used = [cpu or 0, *([cuda] if cuda else [])]
-    return " + ".join(map(words, used)) + unit
+    shown = words(cpu or 0)
+    if cuda:
+        shown += f" + {words(cuda)}"
+    return shown + unit
 
 
 def _gib(size: float) -> str:
-    return f"{size / text.GIB:.{4 if 0 < size < text.GIB / 100 else 2}f}"
+    """Return bytes in GiB with two digits, and with four below 0.01 GiB."""
+    digits = 4 if 0 < size < text.GIB / 100 else 2
+    return f"{size / text.GIB:.{digits}f}"
 
 
-#: Each grid by name: its title, and the function that words a cell.
-GRIDS: dict[str, tuple[str, Callable[[Measured], str]]] = {
-    "real_time_factors": (
+class Grid(NamedTuple):
+    """A table of durations by batch sizes.  words: returns the text of a cell."""
+
+    title: str
+    words: Callable[[Measured], str]
+
+
+#: The tables of a profile, by name.
+GRIDS = {
+    "real_time_factors": Grid(
         "Real-time factor: seconds of computing for a second of audio",
         lambda row: factor(row.rtf) + (" busy" if row.cell.busy else ""),
     ),
-    "profiled_real_time_factors": (
+    "profiled_real_time_factors": Grid(
         "Real-time factor from self time, profiled (the last two of six batches)",
-        lambda row: _both(factor, row.profiled_cpu_rtf, row.profiled_cuda_rtf),
+        lambda row: _cpu_and_cuda(factor, row.profiled_cpu_rtf, row.profiled_cuda_rtf),
     ),
-    "memory_peaks": (
+    "memory_peaks": Grid(
         "Memory peak: highest running sum of allocations in a batch, profiled",
-        lambda row: _both(_gib, row.cell.cpu_peak_bytes, row.cell.cuda_peak_bytes, " GiB"),
+        lambda row: _cpu_and_cuda(_gib, row.cell.cpu_peak_bytes, row.cell.cuda_peak_bytes, " GiB"),
     ),
 }
 
 
-def grid_of(name: str, rows: Sequence[Row], variant: str) -> show.Table:
-    """Return a grid: durations below each other, batch sizes side by side; a cell that is not ok
-    shows its status."""
-    title, words = GRIDS[name]
-    lines: dict[float, dict[str, show.Cell]] = {}
-    for row in rows:
-        seconds = row.position.seconds
-        line = lines.setdefault(seconds, {"audio": show.Cell(f"{seconds:g}s")})
-        line[f"{row.position.size}"] = show.Cell(
-            words(row) if isinstance(row, Measured) else row.status
-        )
-    columns = [show.Column(head, head != "audio") for head in next(iter(lines.values()))]
-    heading = f"{title}{variant and ', '}{variant}; columns: batch sizes"
-    return show.Table(name, heading, columns, [list(line.values()) for line in lines.values()])
+def grid_table(name: str, rows: Sequence[Row], variant: str) -> show.Table:
+    """Return a table of GRIDS: a row for each duration, a column for each batch size.
 
-
-def total(rows: Sequence[Measured]) -> list[str]:
-    """Return the answer in a line: how fast at best, and how many live streams."""
-    if not rows:
-        return []
-    fastest = min(rows, key=lambda row: row.rtf)
-    best = max(rows, key=lambda row: row.streams)
-    at = [f"{row.position.seconds:g}s x {row.position.size}" for row in (fastest, best)]
-    word = "faster" if fastest.rtf < 1 else "slower"
-    load = ", beside other load" if fastest.cell.busy else ""
-    words = f"{word} than real time: at best a factor of {factor(fastest.rtf)} ({at[0]}{load})"
-    if not best.streams:
-        return [f"{words}; no real-time stream: no batch ends before its audio does"]
-    load = ", beside other load" if best.cell.busy else ""
-    return [
-        f"{words}; most concurrent real-time streams: {best.streams} ({at[1]}, 90% of calls in time{load})"
-    ]
-
-
-def answer(kept: Kept) -> Answer:
-    """Return what a run found out.  Raises ValueError for records that are wrong."""
-    config = schema.typed(kept.header.config, Profile)
-    dimensions = config.profiling_dimensions
-    rows = [
-        row(position, Job(SKIPPED) if is_skipped(position, dimensions) else kept.job(position.job))
-        for position in positions(config)
-    ]
-    parts = text.gathered((line.position.variant, line) for line in rows)
-    grids = [
-        grid_of(name, part, variant if len(parts) > 1 else "")
-        for name in GRIDS
-        for variant, part in parts.items()
-    ]
-    listed = [
-        {
-            "audio": show.Cell(f"{line.position.seconds:g}s", line.position.seconds),
-            "batch": show.measured(line.position.size),
-            "how": show.Cell(line.position.variant),
-            **cells(NUMBERS, line),
-            "calls": show.measured(line.n if isinstance(line, Measured) else None),
-            "status": show.Cell(line.status),
-        }
-        for line in rows
-        if line.status != SKIPPED
-    ]
-    measured = [line for line in rows if isinstance(line, Measured)]
-    return Answer(
-        kept.header.name,
-        total=total(measured),
-        tables=[*grids, show.tabulated("cells", "Each cell", show.filled(listed))],
-        lines=[*kept.machine, *notes(measured, dimensions)],
-        failures=[
-            f"{line.position.job}: {line.status}: {line.reason}" for line in rows if line.reason
-        ],
-        rows=[
-            {
-                "threads": line.position.threads,
-                "dtype": line.position.dtype,
-                "audio_mockup_secs": line.position.seconds,
-                "batch_sizes": line.position.size,
-                "status": line.status,
-                "reason": line.reason,
-                **values(NUMBERS, line),
-            }
-            for line in rows
-        ],
-        statuses=[line.status for line in rows if line.status != SKIPPED],
+    A cell that was not measured shows its status.  variant: stands in the title."""
+    grid = GRIDS[name]
+    table = []
+    for seconds, of_duration in text.gathered((row.position.seconds, row) for row in rows).items():
+        line = {"audio": show.Cell(f"{seconds:g}s")}
+        for row in of_duration:
+            words = grid.words(row) if isinstance(row, Measured) else row.status
+            line[str(row.position.size)] = show.Cell(words)
+        table.append(line)
+    columns = [show.Column(head, numeric=head != "audio") for head in table[0]]
+    title = f"{grid.title}, {variant}" if variant else grid.title
+    return show.Table(
+        name, f"{title}; columns: batch sizes", columns, [list(line.values()) for line in table]
     )
 
 
+def total(rows: Sequence[Measured]) -> list[str]:
+    """Return the answer in a line: the best real-time factor, and the most live streams."""
+    if not rows:
+        return []
+    fastest = min(rows, key=lambda row: row.rtf)
+    most = max(rows, key=lambda row: row.streams)
+    word = "faster" if fastest.rtf < 1 else "slower"
+    factors = f"{word} than real time: at best a factor of {factor(fastest.rtf)}"
+    place, load = _place_and_load(fastest)
+    speed = f"{factors} ({place}{load})"
+    if not most.streams:
+        return [f"{speed}; no real-time stream: no batch ends before its audio does"]
+    place, load = _place_and_load(most)
+    streams = f"most concurrent real-time streams: {most.streams}"
+    return [f"{speed}; {streams} ({place}, 90% of calls in time{load})"]
+
+
+def _place_and_load(row: Measured) -> tuple[str, str]:
+    """Return "32s x 8", and ", beside other load" or ""."""
+    load = ", beside other load" if row.cell.busy else ""
+    return f"{row.position.seconds:g}s x {row.position.size}", load
+
+
+def answer(kept: Kept) -> Answer:
+    """Return the answer of a run.  Raises ValueError for records that are wrong."""
+    config = schema.typed(kept.header.config, Profile)
+    dimensions = config.profiling_dimensions
+    rows = []
+    for position in positions(config):
+        is_left_out = is_skipped(position, dimensions)
+        rows.append(row_of(position, Job(SKIPPED) if is_left_out else kept.job(position.job)))
+    asked = [row for row in rows if row.status != SKIPPED]
+    measured = [row for row in rows if isinstance(row, Measured)]
+    variants = text.gathered((row.position.variant, row) for row in rows)
+    grids = [
+        grid_table(name, of_variant, variant if len(variants) > 1 else "")
+        for name in GRIDS
+        for variant, of_variant in variants.items()
+    ]
+    return Answer(
+        kept.header.name,
+        total=total(measured),
+        tables=[*grids, _table_of_cells(asked)],
+        lines=[*kept.machine, *notes(measured, dimensions)],
+        failures=[f"{row.position.job}: {row.status}: {row.reason}" for row in rows if row.reason],
+        rows=[
+            {
+                "threads": row.position.threads,
+                "dtype": row.position.dtype,
+                "audio_mockup_secs": row.position.seconds,
+                "batch_sizes": row.position.size,
+                "status": row.status,
+                "reason": row.reason,
+                **values(NUMBERS, row),
+            }
+            for row in rows
+        ],
+        statuses=[row.status for row in asked],
+    )
+
+
+def _table_of_cells(rows: Sequence[Row]) -> show.Table:
+    """Return a table of all numbers, a cell of the grid in each row."""
+    table = [
+        {
+            "audio": show.Cell(f"{row.position.seconds:g}s", row.position.seconds),
+            "batch": show.measured(row.position.size),
+            "how": show.Cell(row.position.variant),
+            **cells(NUMBERS, row),
+            "status": show.Cell(row.status),
+        }
+        for row in rows
+    ]
+    return show.tabulated("cells", "Each cell", show.filled(table))
+
+
 def notes(measured: Sequence[Measured], dimensions: Dimensions) -> Iterator[str]:
-    """Yield what the audio was, and why numbers may be off."""
-    contradictions = ((contradiction(row), row.position.job) for row in measured)
-    ratio, worst = max(contradictions, default=(0.0, ""))
-    if ratio > CONTRADICTION:
+    """Yield lines below the tables: why numbers may be off, and which audio was used."""
+    worst = max(measured, key=contradiction, default=None)
+    if worst and contradiction(worst) > CONTRADICTION:
         yield (
-            f"{worst}: RTF is {ratio:.0f} times the profiled one and contradicts it: calls were timed before the "
-            "model was warm (give a larger --max-seconds), beside load, or outside of operators"
+            f"{worst.position.job}: RTF is {contradiction(worst):.0f} times the profiled one and contradicts it: calls "
+            "were timed before the model was warm (give a larger --max-seconds), beside load, or outside of operators"
         )
     if dimensions.example_audio:
         yield f"audio: {dimensions.example_audio}, cut or looped"
@@ -394,9 +452,12 @@ def notes(measured: Sequence[Measured], dimensions: Dimensions) -> Iterator[str]
     busy = sum(bool(row.cell.busy) for row in measured)
     if busy:
         yield f"{text.count(busy, 'cell')} ran beside other load: times are too long"
-    fewest = min((row.n for row in measured), default=0)
-    if 0 < fewest < 100:
-        yield f"p99 of fewer than 100 calls is close to the slowest of them; here there are {fewest} or more"
+    fewest = min((row.n for row in measured), default=CALLS_OF_P99)
+    if fewest < CALLS_OF_P99:
+        yield (
+            f"p99 of fewer than {CALLS_OF_P99} calls is close to the slowest of them; "
+            f"here there are {fewest} or more"
+        )
 
 
 SLICE = slice_of(TOOL, TITLE, answer)
