@@ -23,12 +23,13 @@ class Canned(Executor):
         self.answer, self.seen = answer, []
 
     def execute(self, job, python, folder, chosen, timeout, note):
-        self.seen.append((job.like[0], job.name))
+        self.seen.append((job.row_pass.row, job.name))
         records = self.answer(job, chosen)
         if records is None:
             usual = {"correctness": correctness(), "memory": memory(8), "trace": trace([])}
-            usual["timing"] = timing(job.name, [10, 20], [1, 2]) if job.like[1] == "timing" else []
-            records = usual.get(job.like[1], [LIMITS, status(job.name)])
+            pass_name = job.row_pass.pass_name
+            usual["timing"] = timing(job.name, [10, 20], [1, 2]) if pass_name == "timing" else []
+            records = usual.get(pass_name, [LIMITS, status(job.name)])
         return [record if isinstance(record, Line) else typed(record) for record in records]
 
     def disturbance(self, settings, seconds=0.0):

@@ -12,7 +12,7 @@ from rnnt_bench.cli.parser import standard
 from rnnt_bench.core import implementations, settings
 from rnnt_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from rnnt_bench.jobs import rounds, session
-from rnnt_bench.jobs.job import Like
+from rnnt_bench.jobs.job import RowPass
 from rnnt_bench.jobs.session import Executor, Progress
 from rnnt_bench.records import schema
 from rnnt_bench.setup import interpreters
@@ -54,7 +54,7 @@ def test_ctrl_c_at_the_traces_leaves_rows_that_are_whole(tmp_path):
 
 def test_a_job_that_fails_costs_its_row_alone(tmp_path):
     full = "reference", "timing-1"
-    executor = Canned(lambda job, _: [job.status("error", "no room")] if (job.like[0], job.name) == full else None)
+    executor = Canned(lambda job, _: [job.status("error", "no room")] if (job.row_pass.row, job.name) == full else None)
     assert measured(tmp_path, executor) == EXIT_FAILED
     statuses_of = {name: row["status"] for name, row in rows_of(tmp_path).items()}
     assert statuses_of == {"torchaudio": "ok", "reference": "error"}
@@ -97,7 +97,7 @@ def test_no_round_begins_when_the_budget_is_spent(tmp_path, clock, budget, last)
 def test_rounds_are_measured_again_within_the_budget(tmp_path, clock, capsys, monkeypatch, budget, again):
     def answer(job, chosen):
         clock[0] += 10
-        if job.name == "timing-2" and executor.seen.count((job.like[0], job.name)) == 1:
+        if job.name == "timing-2" and executor.seen.count((job.row_pass.row, job.name)) == 1:
             return timing(job.name, [10, 20], [1, 2], flags=["busy", "loaded"])
 
     executor = Canned(answer)
@@ -194,7 +194,7 @@ def test_where_torch_multiplies_slowly_the_nearest_losses_have_controls(tmp_path
 
     def answer(job, chosen):
         overridden[job.title] = dict(job.overrides)
-        if job.like[1] == "limits" and job.round is None:
+        if job.row_pass.pass_name == "limits" and job.round is None:
             is_preloaded = "LD_PRELOAD" in job.variables(chosen)
             line = rates(preloaded) if is_preloaded else rates(here, 10)
             return [{**line, "mkl_as_intel": is_preloaded}, status("limits")]
@@ -253,20 +253,20 @@ def test_the_time_left_is_of_jobs_like_those_to_come():
     progress = Progress(quiet=True)
     progress.expect(
         [
-            Like("a", "correctness"),
-            Like("b", "correctness"),
-            Like("a", "timing"),
-            Like("b", "timing"),
-            Like("a", "timing"),
+            RowPass("a", "correctness"),
+            RowPass("b", "correctness"),
+            RowPass("a", "timing"),
+            RowPass("b", "timing"),
+            RowPass("a", "timing"),
         ]
     )
     assert progress.left() == ""
-    progress.done("a correctness", "ok", None, Like("a", "correctness"))
-    progress.took = {Like("a", "correctness"): [10.0]}
+    progress.done("a correctness", "ok", None, RowPass("a", "correctness"))
+    progress.took = {RowPass("a", "correctness"): [10.0]}
     assert progress.left() == "about 22 s left"  # 10 + 3 * 0.4 * 10: a round takes less than the first pass
-    progress.took = {Like("a", "correctness"): [10.0], Like("a", "timing"): [100.0, 140.0]}
+    progress.took = {RowPass("a", "correctness"): [10.0], RowPass("a", "timing"): [100.0, 140.0]}
     assert progress.left() == "about 6 min left"  # 10 + 120 + 120 + 120
-    progress.done("b correctness", "missing", "no b", Like("b", "correctness"))
+    progress.done("b correctness", "missing", "no b", RowPass("b", "correctness"))
     assert progress.left() == "about 4 min left" and progress.finished == 2
 
 
@@ -274,12 +274,12 @@ def test_the_time_left_ends_with_the_budget(clock):
     """A pass of 10 s, one round of 40 s that comes in any case, nine that come until second 170."""
     progress = Progress(quiet=True)
     progress.deadline = 170.0
-    progress.expect([Like("a", "memory"), Like("a", "timing")], [Like("a", "timing")] * 9)
-    progress.took = {Like("a", "memory"): [10.0], Like("a", "timing"): [40.0]}
+    progress.expect([RowPass("a", "memory"), RowPass("a", "timing")], [RowPass("a", "timing")] * 9)
+    progress.took = {RowPass("a", "memory"): [10.0], RowPass("a", "timing"): [40.0]}
     assert progress.left() == "about 3 min left"
     clock[0] = 130.0
     assert progress.left() == "about 50 s left"
-    progress.coming_in_time = progress.coming_in_time[:1]
+    progress.optional = progress.optional[:1]
     clock[0] = 0.0
     assert progress.left() == "about 2 min left"  # 10 + 40 + 40
     progress.coming, clock[0] = [], 200.0
@@ -288,7 +288,9 @@ def test_the_time_left_ends_with_the_budget(clock):
 
 def test_a_pipe_gets_a_line_a_round_and_of_what_fails(tmp_path, capsys):
     failing = "reference", 2
-    executor = Canned(lambda job, _: [job.status("error", "no b")] if (job.like[0], job.round) == failing else None)
+    executor = Canned(
+        lambda job, _: [job.status("error", "no b")] if (job.row_pass.row, job.round) == failing else None
+    )
     arguments = ["--rounds", "2", "--passes", "timing"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("canned.QUICK", ["--device", "cpu", "--in-place", "--preset", "quick", "--limits", "false"])
@@ -310,7 +312,7 @@ def test_a_loss_of_ones_own_on_another_lattice_is_measured_by_default(tmp_path):
 
 
 def test_a_loss_that_was_named_and_cannot_run_fails_the_command_and_says_why(tmp_path, capsys):
-    executor = Canned(lambda job, _: [job.status("missing", "x.py: no f")] if job.like[0] == "reference" else None)
+    executor = Canned(lambda job, _: [job.status("missing", "x.py: no f")] if job.row_pass.row == "reference" else None)
     arguments = parsed(*QUICK, "--log-dir", tmp_path, "--only", "torchaudio,reference", "--passes", "correctness")
     codes = [benchmark(list(arguments.only), arguments, own, executor) for own in ([], ["reference"])]
     assert codes == [EXIT_OK, EXIT_FAILED] and "reference (x.py: no f)" in capsys.readouterr().out

@@ -1,6 +1,10 @@
-"""One job, a process that measures one thing: system.processes calls ``main`` there.  Each record
-is written at once, so that it outlives a crash; the last is a ``status``, or a ``user_error`` for a
-mistake of the user's."""
+"""Define jobs, and run one.
+
+A job is a process that measures one thing, such as a round of one loss.  The command plans jobs and
+starts them; system.processes calls `main` in the process.  It writes each record at once, so that
+the record outlives a crash.  The last is a ``status``, or a ``user_error`` for a mistake of the
+user.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,8 @@ from rnnt_bench.system.memory import is_out_of_memory
 from rnnt_bench.system.processes import write_record
 from rnnt_bench.traces.reader import TraceError
 
-#: Name of a subject -> the module whose ``run(job)`` yields its records; `job` is a JobSpec.
+#: Name of a subject, which is what a job measures -> the module whose ``run(job)`` yields its
+#: records; `job` is a JobSpec.
 SUBJECTS = {
     "loss": "rnnt_bench.losses.subject",
     "device": "rnnt_bench.instruments.rates",
@@ -48,34 +53,45 @@ SUBJECTS = {
     "conformance": "rnnt_bench.conformance.judge",
 }
 
-#: Environment variables of the processes of a pass; those of the others are as --allocator says.
-VARIABLES = {"memory": MEMORY_VARIABLES}
-#: How the reason of a job begins whose loss was found wrong.
+#: The reason of a job whose loss was found wrong begins with it.
 WRONG_RESULT = "wrong result"
-#: The most files of a user's code that a record has.
+#: The most files of a user's code whose digests a record holds.
 OWN_FILES = 100
+#: Settings that have another value in one job: (name, value) of each.
+Overrides = tuple[tuple[str, Any], ...]
 
 
-class Like(NamedTuple):
-    """Hold what jobs share that take as long.  row: an implementation, or a task; pass_name: of a
-    task its subject."""
+class RowPass(NamedTuple):
+    """Name a pass of a row, whose jobs take about the same time.
+
+    row: an implementation, or a task of a tool; pass_name: for a task its subject."""
 
     row: str
     pass_name: str
 
 
 class Runnable:
-    """A job that an executor takes: a Job of a loss, or a Task of a tool."""
+    """A job that an executor takes: a Job of a loss, or a Task of a tool.
 
-    name: str  # as records have it
-    subject: str  # a key of SUBJECTS
-    like: Like
-    overrides: tuple[tuple[str, Any], ...]  # settings of this job alone
-    request: Mapping[str, Any]  # what its subject reads beside them
+    Attributes:
+        name: of the job, in records
+        subject: a key of SUBJECTS
+        row_pass: the row that it belongs to, and the pass
+        overrides: settings of this job alone
+        request: what its subject reads beside the settings
+        round: number of the round, from 1, in passes that have rounds
+    """
+
+    name: str
+    subject: str
+    row_pass: RowPass
+    overrides: Overrides
+    request: Mapping[str, Any]
     round: int | None = None
 
     @property
     def title(self) -> str:
+        """Return how progress names the job."""
         return self.name
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
@@ -83,10 +99,10 @@ class Runnable:
         raise NotImplementedError
 
     def status(self, status: str, reason: str, wall_ns: int = 0) -> Status:
-        """Return the record of its end."""
+        """Return the record of how the job ended."""
         return Status(
             job=self.name,
-            pass_name=self.like.pass_name,
+            pass_name=self.row_pass.pass_name,
             round=self.round,
             status=status,
             reason=clipped(reason),
@@ -94,7 +110,7 @@ class Runnable:
         )
 
     def spec(self, settings: Settings, folder: Path) -> JobSpec:
-        """Return the job as its process reads it.  folder: the folder of the run, for traces."""
+        """Return what the process of the job reads.  folder: the folder of the run, for traces."""
         return JobSpec(
             job=self.name,
             subject=self.subject,
@@ -106,18 +122,17 @@ class Runnable:
 
 @dataclass(frozen=True)
 class Job(Runnable):
-    """One process to start for an implementation, in its Python.
+    """A job of an implementation, in its Python.
 
     Attributes:
-        round: from 1, in the timing and limits passes
-        request: what else its subject reads
-        same_as: the row of the same code that is asked for it (Implementation)
+        same_as: the row that runs the same code, whose correctness is judged in its place
+          (Implementation); "" for none
     """
 
     implementation: str
     pass_name: str
     round: int | None = None
-    overrides: tuple[tuple[str, Any], ...] = ()
+    overrides: Overrides = ()
     subject: str = "loss"
     request: Mapping[str, Any] = field(default_factory=dict, hash=False)
     same_as: str = ""
@@ -128,21 +143,26 @@ class Job(Runnable):
         return self.pass_name if self.round is None else f"{self.pass_name}-{self.round}"
 
     @property
-    def like(self) -> Like:  # type: ignore[override]
-        return Like(self.implementation, self.pass_name)
+    def row_pass(self) -> RowPass:  # type: ignore[override]
+        return RowPass(self.implementation, self.pass_name)
 
     @property
     def title(self) -> str:
         return f"{self.implementation} {self.name}"
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
-        usual = VARIABLES.get(
-            self.pass_name, REUSE_VARIABLES if settings.allocator == "reuse" else {}
-        )
-        if find(self.implementation).condition != FAST_MKL:
-            return usual
-        preloaded = [str(libraries.mkl_as_intel()), *filter(None, [os.environ.get("LD_PRELOAD")])]
-        return {**usual, "LD_PRELOAD": ":".join(preloaded)}
+        """Return variables of the allocator, by the pass and by --allocator; under FAST_MKL that of
+        the preloaded library, too."""
+        variables: dict[str, str] = {}
+        if self.pass_name == "memory":
+            variables.update(MEMORY_VARIABLES)
+        elif settings.allocator == "reuse":
+            variables.update(REUSE_VARIABLES)
+        if find(self.implementation).condition == FAST_MKL:
+            library = str(libraries.mkl_as_intel())
+            of_user = os.environ.get("LD_PRELOAD")
+            variables["LD_PRELOAD"] = f"{library}:{of_user}" if of_user else library
+        return variables
 
     def spec(self, settings: Settings, folder: Path) -> JobSpec:
         row = find(self.implementation)
@@ -158,57 +178,58 @@ class Job(Runnable):
 
 @dataclass(frozen=True)
 class Task(Runnable):
-    """One process to start for a tool that measures no loss.
+    """A job of a tool that measures no loss.
 
     Attributes:
-        request: what its subject reads beside the settings
-        python: its interpreter, where it is not the run's
-        environment: its variables
-        takes, leaves: names of files in the folder of the run, that it reads of the task before it,
-            and writes for the one after it
+        python: its interpreter, where that is not the interpreter of the run
+        environment: its environment variables
+        takes: name of a file in the folder of the run, which the task before it has left
+        leaves: name of a file that it leaves there for the next task
     """
 
     name: str
     subject: str
     request: Mapping[str, Any]
-    overrides: tuple[tuple[str, Any], ...] = ()
+    overrides: Overrides = ()
     python: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     takes: str | None = None
     leaves: str | None = None
 
     @property
-    def like(self) -> Like:  # type: ignore[override]
-        return Like(self.name, self.subject)
+    def row_pass(self) -> RowPass:  # type: ignore[override]
+        return RowPass(self.name, self.subject)
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
-        """Return its own alone: with glibc's defaults times are as a user has them, and the heap
-        hides no peak."""
+        """Return the variables of the task, and none of the allocator: with glibc's defaults times
+        are as a user has them, and the heap hides no peak."""
         return self.environment
 
     def spec(self, settings: Settings, folder: Path) -> JobSpec:
         return replace(super().spec(settings, folder), takes=self.takes, leaves=self.leaves)
 
 
-#: What differs in the jobs of a control, by its condition: the loss alone has no product of the
-#: joiner.
-OF_CONTROLS: Mapping[str, tuple[tuple[str, Any], ...]] = {FAST_MKL: (("scopes", ("step",)),)}
+#: What differs in the jobs of a control under FAST_MKL: it is timed in steps, since the loss alone
+#: has no matrix product.
+FAST_MKL_OVERRIDES: Overrides = (("scopes", ("step",)),)
 
 
 def plan(names: Sequence[str], settings: Settings, controls: Collection[str] = ()) -> list[Job]:
     """Return the jobs of a run in their order; the seed shuffles the implementations of each round.
 
-    controls: those of `names` that are measured for their times alone, once they are right."""
-    overrides = {name: OF_CONTROLS.get(find(name).condition, ()) for name in controls}
+    controls: those of `names` that are only judged and timed."""
+    fast = [name for name in controls if find(name).condition == FAST_MKL]
     same_as = {name: whole for name in names if (whole := find(name).same_as) in names}
 
     def job(name: str, pass_name: str, number: int | None = None) -> Job:
-        return Job(name, pass_name, number, overrides.get(name, ()), same_as=same_as.get(name, ""))
+        overrides = FAST_MKL_OVERRIDES if name in fast else ()
+        return Job(name, pass_name, number, overrides, same_as=same_as.get(name, ""))
 
     jobs: list[Job] = []
     if "correctness" in settings.passes:
-        # The others first: whether they are right tells what these are asked.
-        jobs += [job(name, "correctness") for name in sorted(names, key=same_as.__contains__)]
+        # A row of the same code as another comes later: it is asked little if the other is right.
+        ordered = sorted(names, key=lambda name: name in same_as)
+        jobs += [job(name, "correctness") for name in ordered]
     if "timing" in settings.passes:
         shuffle = random.Random(settings.seed)
         for number in range(1, settings.rounds + 1):
@@ -226,18 +247,19 @@ def plan(names: Sequence[str], settings: Settings, controls: Collection[str] = (
 
 
 def _is_own(file: Any) -> bool:
-    """Return whether a file of code belongs neither to Python, nor to a package, nor to this
-    suite."""
-    suite = str(Path(__file__).parents[1])  # as it was imported: by the link, in a checkout
+    """Return whether a file of code is the user's own: it belongs neither to Python, nor to a
+    package, nor to this suite."""
+    suite = str(Path(__file__).parents[1])  # in a checkout the link, through which it was imported
+    # The "file" of code that is in none begins with "<": "<string>".
     foreign = (suite, str(files.BUILD), str(files.CACHE), sys.prefix, sys.base_prefix, "<")
     return isinstance(file, str) and not file.startswith(foreign) and "site-packages" not in file
 
 
 def own_code() -> dict[str, str]:
-    """Return {file: digest} of the user's own code that this process has imported, see `_is_own`;
-    of the first OWN_FILES."""
+    """Return {file: digest} of the user's own code that this process has imported, of OWN_FILES
+    files at most."""
     modules = [module for module in list(sys.modules.values()) if module]
-    # past a __getattribute__ of a module's own, which may import or raise
+    # A module may have a __getattribute__ of its own, which imports or raises.
     paths = [object.__getattribute__(module, "__dict__").get("__file__") for module in modules]
     digests = {}
     for file in list(filter(_is_own, paths))[:OWN_FILES]:
@@ -247,8 +269,8 @@ def own_code() -> dict[str, str]:
 
 
 def own_line(error: BaseException) -> str:
-    """Return " (flash.py, line 23, in loss)": the last line that was run of the user's own; ""
-    where there is none."""
+    """Return where the user's own code was when an error was raised: " (flash.py, line 23, in
+    loss)"; "" if none of it was running."""
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)
     ]
@@ -259,15 +281,16 @@ def own_line(error: BaseException) -> str:
 
 
 def status_of(error: BaseException) -> str:
-    """Return "oom", "unsupported" (a build without kernels for this GPU) or "error"."""
+    """Return the status of a job that an error ended: "oom", "unsupported" (a build without kernels
+    for this GPU) or "error"."""
     if is_out_of_memory(error):
         return "oom"
     return "unsupported" if "no kernel image is available" in str(error) else "error"
 
 
 def run(job: JobSpec, write: Callable[[JobLine], None]) -> tuple[str, str]:
-    """Write the records of a job; return its status and the reason.  Raises UserError, but not what
-    a loss or a model raises under that name."""
+    """Run a job, and write its records; return its status and the reason.  Raises UserError for a
+    mistake in the user's input; one that the user's own code raises is the status "error"."""
     try:
         for record in importlib.import_module(SUBJECTS[job.subject]).run(job):
             write(record)
@@ -278,23 +301,24 @@ def run(job: JobSpec, write: Callable[[JobLine], None]) -> tuple[str, str]:
         return "oom", str(error)
     except WrongResult as error:
         return "error", f"{WRONG_RESULT}: {error}"
-    except TraceError as error:  # a full disk cut the trace
+    except TraceError as error:  # most likely a full disk cut the trace
         return "error", f"{error}; free some space there, or name another folder in TMPDIR"
     except Exception as error:
         line = own_line(error)
         if isinstance(error, UserError) and not line:
             raise
         traceback.print_exc()
-        is_users = job.script.endswith(".py")  # no loss that the table knows
+        is_users = job.script.endswith(".py")  # losses of the suite are modules
         return status_of(error), reason_of(error) + (line if is_users else "")
 
 
 def main(path: str) -> int:
-    now = time.perf_counter_ns  # the script of a loss may replace that of the module
+    """Run the job that a JSON file describes, a JobSpec; return the exit code of the process."""
+    now = time.perf_counter_ns  # kept, since the script of a loss may replace time.perf_counter_ns
     begin = now()
     # Triton compiles into the folder of all else that is compiled here.
     os.environ.setdefault("TRITON_CACHE_DIR", str(files.BUILD / "triton"))
-    # json reads Infinity, which a --timeout among a tool's flags may be
+    # Python's json reads Infinity, which a tool's --timeout may be; msgspec does not.
     job: JobSpec = typed(json.loads(Path(path).read_text(encoding="utf-8")), JobSpec)
     files.scratch = Path(path).parent
     with open(job.output, "a", encoding="utf-8") as output:

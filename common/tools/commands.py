@@ -139,7 +139,7 @@ def _carry_out(
     pythons = {task.name: Choice(task.python or Path(sys.executable)) for task in tasks}
     runs = dict.fromkeys(pythons, of_tool)
     with Progress(arguments.quiet) as progress:
-        progress.expect([task.like for task in pending])
+        progress.expect([task.row_pass for task in pending])
         session = Session(runs, pythons, settings, arguments.timeout, progress, executor)
         for task in tasks:
             if task in pending:
@@ -156,7 +156,7 @@ def _carry_out(
             carried.add(task.name)
             pythons[task.name] = Choice(task.python or Path(sys.executable))
             runs[task.name] = of_tool
-            progress.expect([task.like])
+            progress.expect([task.row_pass])
             session.carry_out(task)
 
 
