@@ -16,7 +16,7 @@ from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.implementations import BY_NAME, find
 from rnnt_bench.data import batching
 from rnnt_bench.instruments import device
-from rnnt_bench.losses import judge, layouts, oracle, questions, rounding, step, topologies
+from rnnt_bench.losses import gradients, judge, layouts, oracle, questions, rounding, step, topologies
 from rnnt_bench.losses import words as sentences
 from rnnt_bench.losses.passes import after_timing, correctness, timing
 from rnnt_bench.records.schema import Stop
@@ -864,7 +864,7 @@ def test_the_sketch_of_a_difference_has_its_length():
     right = torch.randn(50, 7, 30, generator=random)
     wrong = right + 0.1 * torch.randn(50, 7, 30, generator=random)
     for seed in range(20):
-        sketches = judge.Sketch(seed), judge.Sketch(seed)
+        sketches = gradients.Sketch(seed), gradients.Sketch(seed)
         for sketch, values in zip(sketches, (right, wrong)):
             for n in range(0, 50, 25):
                 sketch.note("given", values[n : n + 25], 0, n)
@@ -1057,9 +1057,9 @@ def test_a_function_that_scales_all_utterances_by_the_first_one_s_factor_is_wron
 
 
 def test_the_words_name_the_leaf_that_is_furthest_off():
-    errors, right = judge.Errors(reference()), torch.ones(2, 3, dtype=torch.float64)
+    errors, right = gradients.Errors(reference()), torch.ones(2, 3, dtype=torch.float64)
     for name, factor in (("encoder_out", 1.01), ("output.bias", 3.0)):
-        errors.note(name, right * factor, right)
+        errors.note_leaf(name, right * factor, right)
     answer = SimpleNamespace(errors=errors, overwritten=[], shapes=[(4, 2)], loss_error=0.0)
     words = sentences.of_answer(answer, judge.failing(answer, rounding.allowed("float32", [(4, 2)], 1.0, 1.0)))
     assert "gradient of output.bias is 3 times what is right" in words

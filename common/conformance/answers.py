@@ -166,7 +166,7 @@ class Examination:
         adapter, model, steps = self.ready()
         factors = questions.factors_of(self.question)
         right = judge.Right(adapter, model, self.scope, steps, factors)
-        right.lattices()
+        right.solve()
         return right.losses[0]
 
     def outcome(self, run: Run = run_together, has_gradient: bool = True) -> Outcome:
@@ -224,7 +224,7 @@ def gradient_entries(answer: Answer) -> torch.Tensor:
     """Return the entries of all gradients of an answer, (n,)."""
     entries = [
         values.reshape(-1)
-        for name, values in answer.given.items()
+        for name, values in answer.computed.items()
         if name != "loss" and values is not None
     ]
     return torch.cat(entries) if entries else torch.zeros(0)

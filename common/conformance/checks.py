@@ -68,9 +68,9 @@ def unmet_cells(exam: Examination) -> Outcome:
     if exam.adapter.topology == "tdt":
         exam = exam.but(durations="1,2")
     answer = exam.answer()
-    _, derivatives = answer.lattices[0]  # of the only utterance
-    gradient = answer.given.get("given")
-    is_unmet = (derivatives[:, :-1] == 0).all(-1)  # (T, U + 1)
+    lattice = answer.lattices[0]  # of the only utterance
+    gradient = answer.computed.get("given")
+    is_unmet = (lattice.derivatives == 0).all(-1)  # (T, U + 1)
     if gradient is None or not is_unmet.any():
         raise NotAsked("a path meets every cell")
     return _zero(gradient.reshape(*is_unmet.shape, -1)[is_unmet])
@@ -180,7 +180,7 @@ def _reduced(exam: Examination, weights: torch.Tensor, reduction: str) -> Outcom
         return [loss.detach()]
 
     answer = exam.answer(run, [weights])
-    weighted = answer.of_utterances * weights
+    weighted = answer.right_of_utterances * weights
     answer.rights = weighted if reduction == "none" else weighted.sum().reshape(1)
     count = answer.losses.numel()
     if count == len(answer.rights):
@@ -231,7 +231,7 @@ def deterministic(exam: Examination) -> Outcome:
     """Judge whether loss and gradient have the same bits in every repeat."""
     if exam.interpreted:
         exam = exam.but(shapes=FEW)  # a simulator takes minutes for more
-    first, *others = [exam.answer().given for _ in range(REPEATS)]
+    first, *others = [exam.answer().computed for _ in range(REPEATS)]
     errors = {
         name: max(relative_error(other[name], value) for other in others)
         for name, value in first.items()

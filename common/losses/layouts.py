@@ -70,11 +70,6 @@ class Layout:
         """Return the adapter's loss of the leaves of a step of the first scope."""
         return self.loss(leaves["given"], batch, prepared)
 
-    def trained_beside(self, model: Joiner, batch: Batch) -> float | torch.Tensor:
-        """Return the (N,) float64 losses that the step adds to those of the lattice, 0.0 for none;
-        differentiable."""
-        return 0.0
-
     def padding(self, shapes: Shapes) -> dict[str, list[Region]]:
         """Return the regions that belong to no utterance, perhaps empty ones, by the name of the
         leaf."""
@@ -241,12 +236,11 @@ class Pruned(Layout):
             pruned_loss = self.loss(logits, batch, prepared)
         return SIMPLE_LOSS_SCALE * simple_loss + pruned_loss
 
-    def trained_beside(self, model, batch):
+    def simple_losses(self, model: Joiner, batch: Batch) -> torch.Tensor:
+        """Return the right simple losses (N,), as the step scales them: float64, differentiable."""
         am, lm = self.scores(model, batch)
-        joint, lm_alone = (
-            (am.unsqueeze(2) + lm.unsqueeze(1)).log_softmax(-1),
-            lm.log_softmax(-1).unsqueeze(1),
-        )
+        joint = (am.unsqueeze(2) + lm.unsqueeze(1)).log_softmax(-1)
+        lm_alone = lm.log_softmax(-1).unsqueeze(1)
         lm_scale = self.adapter.lm_only_scale
         smoothed = (1 - lm_scale) * joint + lm_scale * lm_alone
         return SIMPLE_LOSS_SCALE * oracle.arc_losses(smoothed, batch.targets, batch.shapes)

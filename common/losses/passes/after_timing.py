@@ -6,7 +6,7 @@ The correctness pass judges a loss in a fresh process.  A loss that is wrong her
 - The loss of the last timed step of each batch, against the float64 loss.
 - Of the last timed step of the scope, of another batch in each round: its inputs, which must be
   what they were bit for bit, and its gradient, each leaf by itself, by random sums
-  (`losses.judge.Sketch`) whose seed is drawn after the last sample.
+  (`losses.gradients.Sketch`) whose seed is drawn after the last sample.
 - Where repeats have the same numbers, as on CUDA: one more step on other numbers.
 - In the first rounds one of the HARD questions of `core/questions.py`, on the lightest measured
   batch: half of its utterances, at least two, are one loss in flight, as many in reverse order the
@@ -31,8 +31,9 @@ from rnnt_bench.core.settings import FEWEST_IN_BUDGET
 from rnnt_bench.core.text import finite
 from rnnt_bench.data.batching import lightest
 from rnnt_bench.losses import layouts, questions, rounding, words
+from rnnt_bench.losses.gradients import Sketch
 from rnnt_bench.losses.inputs import OUTPUTS, Batch
-from rnnt_bench.losses.judge import ONE, Factors, Right, Sketch, gradient_of
+from rnnt_bench.losses.judge import ONE, Factors, Right, gradient_of
 from rnnt_bench.losses.step import (
     LossStep,
     changed,
@@ -129,11 +130,10 @@ def rights_of(context, scope: str, steps: Sequence[LossStep], factors: Factors =
         right = Right(adapter, context.model, scope, steps, factors, dtype)
         sketch = right.sketch(seed)
         most = float(torch.cat(right.losses).abs().max())
-        leaves = {
-            name: [sketch.squares[name] ** 0.5, *sums.tolist()]
-            for name, sums in sketch.sums.items()
+        return {
+            "": [right.score, most, *(float(loss.sum()) for loss in right.losses)],
+            **sketch.numbers(),
         }
-        return {"": [right.score, most, *(float(loss.sum()) for loss in right.losses)], **leaves}
 
     leaves = remembered(context.shared, question, tensors, compute)
     score, most, *losses = leaves.pop("")

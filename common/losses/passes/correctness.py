@@ -130,10 +130,10 @@ def answers_at_size(context, index: int) -> tuple[list[Answer], list[str]]:
             if repeat == 0:
                 earlier = fingerprints(taken)
             del step, taken
-        answer = ask(ready, scope, in_float32=not result)
+        answer = ask(ready, scope)
         if not result:
-            differing = changed(earlier, answer.given)
-        answer.given.clear()
+            differing = changed(earlier, answer.computed)
+        answer.computed.clear()
         result.append(answer)
     return result, differing
 
@@ -176,9 +176,12 @@ def check_at_size(
     shapes = answers[0].shapes
     N, T, U = inputs.padded_sizes(shapes)
     needed = [
-        oracle.needed_cells(adapter.lattice.posterior(derivatives), context.dtype)
-        for _, derivatives in answers[0].lattices
+        oracle.needed_cells(adapter.lattice.posterior(lattice.derivatives), context.dtype)
+        for lattice in answers[0].lattices
     ]
+    reference_error = None
+    if dtype == "float32":
+        reference_error = max(answers[0].float32_error(adapter.lattice), LEAST_ROUNDING)
     result = AtSize(
         batch=index,
         N=N,
@@ -190,7 +193,7 @@ def check_at_size(
         loss_tolerance=max(limits.loss for limits in tolerances),
         grad_error=max(finite(answer.grad_error) for answer in answers),
         grad_tolerance=max(limits.gradient for limits in tolerances),
-        reference_error=max(answers[0].of_float32, LEAST_ROUNDING) if dtype == "float32" else None,
+        reference_error=reference_error,
         errors={line.what: finite(line.error) for line in judged},
         differing=differing,
         ok=not wrong,

@@ -1,0 +1,263 @@
+"""Collect how far the gradients of a loss are from the right ones, part by part.
+
+`Errors` is for a loss that is judged by itself: it has the largest error of each leaf, and where it
+is.  A leaf is a tensor that gets a gradient: the logits ("given"), or outputs and weights.  Each
+leaf is judged by itself, since encoder_out's gradient is a thousandth as long as the weight's.
+
+An entry of a symbol that is not the target is a posterior over V, far below the largest entry.  So
+differences are also summed: over each frame, each u and each symbol, and over each row of other
+tensors.  A factor tells of the whole leaf, and the gradient of a cell must sum to 0 over V.
+
+`Sketch` is for the process that is timed: random sums of each leaf's gradient tell how far it is
+off as a whole, and all losses of a round share the random sums of the right one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from rnnt_bench.data.shapes import uniform
+from rnnt_bench.losses import layouts, rounding
+from rnnt_bench.losses.adapter import Adapter
+from rnnt_bench.losses.cells import Cells, Frames, Gradients, largest
+
+Index = tuple[int, ...]
+
+
+class Part(NamedTuple):
+    """Hold the gradient of the logits of some frames of an utterance, and the right one."""
+
+    cells: Cells
+    frames: Frames
+    computed: torch.Tensor | None  # (frames, cells, V), None if the loss made no gradient
+    right: torch.Tensor  # (frames, cells, V)
+    derivatives: torch.Tensor  # (frames, cells, P) of the log-likelihood by the parts of each cell
+
+    def describe(self, index: Index) -> str:
+        """Return where the entry of an index into the gradient is."""
+        n = self.frames.n
+        T, U = self.cells.batch.shapes[n]
+        t = self.frames.begin + index[0]
+        u = int(self.frames.u[index[:2]])
+        return f"utterance {n + 1} (T {T}, U {U}), t {t}, u {u}, symbol {index[2]}"
+
+
+@dataclass
+class Leaf:
+    """Collect the errors of the gradient of a leaf, part by part.
+
+    An error is the difference of an entry to the right one.
+    """
+
+    worst: float = 0.0  # the largest magnitude of an error
+    largest: float = 0.0  # the largest magnitude of the right gradient
+    product: float = 0.0  # the sum of error times right gradient
+    right_square: float = 0.0  # the sum of squares of the right gradient
+    error_square: float = 0.0  # the sum of squares of the error
+    missing: bool = False  # whether the loss left the leaf without a gradient
+    furthest: str = ""  # where the error is the largest, in words
+
+    @property
+    def error(self) -> float:
+        """Return the largest error over the largest right magnitude."""
+        return self.worst / max(self.largest, rounding.TINY)
+
+    @property
+    def factor(self) -> float:
+        """Return the factor that turns the right gradient into one as near as possible to the
+        loss's.
+
+        Rounding hardly moves it, since errors of entries average out."""
+        return 1 + self.product / self.right_square if self.largest > rounding.TINY else 1.0
+
+    @property
+    def beside_factor(self) -> float:
+        """Return the length of the error that `factor` does not explain, over the right length."""
+        square = self.error_square - (self.factor - 1) ** 2 * self.right_square
+        return math.sqrt(max(square, 0.0) / max(self.right_square, rounding.TINY))
+
+    def add(
+        self,
+        computed: torch.Tensor | None,
+        right: torch.Tensor,
+        describe: Callable[[Index], str] = lambda index: f"entry {[*index]}",
+    ) -> torch.Tensor:
+        """Add a part of the gradient; return |computed - right|, float64, infinite where it is
+        missing.
+
+        describe: returns the place of an entry of the part in words."""
+        self.right_square += float((right * right).sum())
+        self.largest = max(self.largest, largest(right))
+        if computed is None:
+            self.missing = True
+            self.worst = math.inf
+            return torch.full_like(right, math.inf)
+        computed = computed.detach()
+        error = computed.double() - right
+        self.product += float((error * right).sum())
+        self.error_square += float((error * error).sum())
+        error.abs_()
+        worst = largest(error)
+        if worst > self.worst:
+            self.worst = worst
+            furthest = int(error.nan_to_num(nan=math.inf).argmax())
+            index = tuple(int(number) for number in np.unravel_index(furthest, error.shape))
+            values = f"{float(computed[index]):.4g}, expected {float(right[index]):.4g}"
+            self.furthest = f"{describe(index)}: {values}"
+        return error
+
+
+class Errors:
+    """Collect the errors of the gradients of a loss.
+
+    Attributes:
+        leaves: the errors of each leaf
+        sums: by what is summed over, the largest sum of errors as a share of the right sum: a
+          "frame", a "u", a "symbol", a "cell", or the name of a leaf that is summed by row
+        padding: the largest magnitude in the padding, None if there is no padding
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self.leaves: dict[str, Leaf] = defaultdict(Leaf)
+        self.sums: dict[str, float] = defaultdict(float)
+        self.padding: float | None = None
+        # sums (2, ...) of errors and of what they are compared with, over the cells so far
+        self.by_u = self.by_symbol = torch.zeros(0)
+
+    def note_sums(self, over: str, errors: torch.Tensor, rights: torch.Tensor) -> None:
+        """Note sums of errors, and the right sums of the same shape; `over` is a key of `sums`."""
+        least = max(rounding.FLOOR * rights.mean().item(), rounding.TINY)
+        self.sums[over] = max(self.sums[over], largest(errors / rights.clamp(min=least)))
+
+    def note_leaf(self, name: str, computed: torch.Tensor | None, right: torch.Tensor) -> None:
+        """Note the gradient of a whole leaf."""
+        error = self.leaves[name].add(computed, right)
+        if right.dim() > 1:
+            self.note_sums(name, error.sum(-1), right.abs().sum(-1))
+
+    def note_cells(self, part: Part) -> None:
+        """Note the gradient of the logits of some frames, which come in their order."""
+        error = self.leaves["given"].add(part.computed, part.right, part.describe)
+        if part.computed is None:
+            return
+        # A sum of errors is compared with the posterior of its cells.
+        posterior = self.adapter.lattice.posterior(part.derivatives)
+        sums = torch.stack([error.sum(2), posterior])
+        self.note_sums("frame", *sums.sum(2))
+        over_v = part.computed.detach().double().sum(2) - part.right.sum(2)
+        self.note_sums("cell", over_v.abs(), posterior)
+        self._note_by_u(part, sums)
+        self._note_by_symbol(part, error)
+
+    def _note_by_u(self, part: Part, sums: torch.Tensor) -> None:
+        """Add the sums (2, frames, cells) of a part by u; note them after the last frame."""
+        T, U = part.cells.batch.shapes[part.frames.n]
+        if part.frames.begin == 0:
+            self.by_u = sums.new_zeros(2, U + 2)
+        self.by_u.index_add_(1, part.frames.u.flatten(), sums.flatten(1))
+        if part.frames.end == T:
+            self.note_sums("u", *self.by_u[:, : U + 1])
+
+    def _note_by_symbol(self, part: Part, error: torch.Tensor) -> None:
+        """Add the errors (frames, cells, V) of a part by symbol; note them after the last utterance.
+
+        The right gradient of a symbol is compared before its terms cancel.  These terms are the
+        posterior of the cell times the symbol's probability, and less that the `derivatives`.
+        """
+        n, begin, end = part.frames.n, part.frames.begin, part.frames.end
+        shapes = part.cells.batch.shapes
+        if n == begin == 0:
+            self.by_symbol = error.new_zeros(2, part.cells.width)
+        self.by_symbol += torch.stack([error.sum((0, 1)), part.right.sum((0, 1))])
+        columns = self.adapter.lattice.columns(
+            part.frames.target, self.adapter.blank, part.right.size(2)
+        )
+        self.by_symbol[1].index_add_(0, columns.flatten(), 2 * part.derivatives.flatten())
+        if (n, end) == (len(shapes) - 1, shapes[n][0]):
+            self.note_sums("symbol", *self.by_symbol)
+
+    def note_padding(self, shapes: Sequence[tuple[int, int]], gradients: Gradients) -> None:
+        """Note the gradients of a step in the padding, which must be 0."""
+        regions = layouts.of(self.adapter).padding(shapes)
+        for name, gradient in gradients.items():
+            leaf = self.leaves[name]
+            for region in regions.get(name, ()):
+                worst = 0.0 if gradient is None else largest(gradient[region])
+                self.padding = max(worst, self.padding or 0.0)
+                if name == "given" and worst > leaf.worst:  # others are compared whole
+                    leaf.worst = worst
+                    utterance = region[0] + 1
+                    leaf.furthest = f"the padding of utterance {utterance}: {worst:.4g}, expected 0"
+
+
+class Sketch:
+    """Keep random sums of gradients, from which the length of a difference can be estimated.
+
+    A random sum adds all entries of a gradient, each times the random sign of its row and that of
+    its column.  The mean square of COUNT such sums is the square length of the gradient, give or
+    take a third.  Two sketches of one seed have the same signs.  So the difference of their sums is
+    a sketch of the difference of the gradients.
+
+    Attributes:
+        sums: (COUNT,) by leaf
+        squares: the square length of the gradient by leaf
+    """
+
+    COUNT = 24
+
+    def __init__(self, seed: int):
+        self.seed = seed
+        self.sums: dict[str, torch.Tensor] = {}
+        self.squares: dict[str, float] = defaultdict(float)
+
+    def note(self, name: str, values: torch.Tensor | None, *part: int) -> None:
+        """Add a part of the gradient of a leaf.
+
+        part: the numbers that name it, utterance and first frame; none for the whole leaf."""
+        sums = self.sums.setdefault(name, torch.zeros(self.COUNT, dtype=torch.float64))
+        if values is not None:
+            rows = values.detach().double().reshape(-1, values.size(-1))
+            products = rows @ self._signs(rows.size(1), name).to(rows)
+            sums += (products * self._signs(len(rows), name, *part).to(rows)).sum(0).cpu()
+            self.squares[name] += float(rows.square().sum())
+
+    def note_leaf(self, name: str, computed: torch.Tensor | None, right: torch.Tensor) -> None:
+        """Note the right gradient of a whole leaf."""
+        self.note(name, right)
+
+    def note_cells(self, part: Part) -> None:
+        """Note the right gradient of the logits of some frames."""
+        self.note("given", part.right, part.frames.n, part.frames.begin)
+
+    def _signs(self, count: int, name: str, *part: int) -> torch.Tensor:
+        """Return random signs (count, COUNT), float64."""
+        key = (self.seed, *name.encode(), len(part), *part)
+        is_positive = torch.from_numpy(uniform(count * self.COUNT, *key) < 0.5)
+        return is_positive.view(count, self.COUNT) * 2.0 - 1
+
+    def numbers(self) -> dict[str, list[float]]:
+        """Return by leaf the length of the gradient, then the sums."""
+        return {
+            name: [math.sqrt(self.squares[name]), *sums.tolist()]
+            for name, sums in self.sums.items()
+        }
+
+    def errors(self, right: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Return by leaf the length of the error, as a share of the length of the right gradient.
+
+        right: the `numbers` of the right sketch; a leaf that it lacks has the gradient 0."""
+        result = {}
+        for name, sums in self.sums.items():
+            length, *expected = right.get(name, [0.0] * (1 + self.COUNT))
+            difference = sums - torch.tensor(expected, dtype=torch.float64)
+            error = float(difference.square().mean().sqrt()) / max(length, rounding.TINY)
+            result[name] = math.inf if math.isnan(error) else error
+        return result
