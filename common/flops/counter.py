@@ -1,17 +1,17 @@
-"""The counter: every operator that torch's dispatcher runs, forward and backward, by module and
-operator.
+"""Count the operations of every operator that torch's dispatcher runs, forward and backward, by
+module and operator.
 
     with FlopCounter(model) as counter:
         model(x).sum().backward()
     print(counter.total())
 
 Nothing is patched: a TorchDispatchMode sees the operators, however they were called and on whatever
-device, the meta device included, and hooks tell the modules.  Operators that torch defines by
-others are counted by those; torch's fast path of attention is off meanwhile.
+device, the meta device included, and hooks tell the modules.  A composite operator, which torch
+defines by others, is counted as those.  torch's fast path of attention is off meanwhile.
 
-A custom autograd function's kernels do not pass through the dispatcher; it is found by who calls
-the operators that allocate what it returns.  Kernels that are called outside of any custom function
-cannot be found.
+The kernels of a custom autograd function do not pass through the dispatcher.  The function is found
+in the Python stack of the operators that allocate its outputs, and a rule of its own counts it.
+Kernels that are called outside of any custom function cannot be found.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -34,35 +35,43 @@ from rnnt_bench.flops import matrices, operators, rules  # noqa: F401  (the firs
 from rnnt_bench.flops.rules import Call, Count
 
 FORWARD, BACKWARD = "forward", "backward"
-#: Where no module is at work.
+#: The path of operators that no module called.
 OUTSIDE = "(outside)"
 
-# The id of the backward that runs in this thread, _NO_TASK in forward. Before torch 2.1 none tells,
-# and a backward counts as forward.
+# Returns the number of the backward that runs in this thread, _NO_TASK in forward.  Before torch 2.1
+# there is none, and a backward counts as forward.
 _NO_TASK = -1
-_task = getattr(torch._C, "_current_graph_task_id", lambda: _NO_TASK)
-_ACCUMULATES = 1 << 63  # such nodes have the largest sequence number there is
+_current_task = getattr(torch._C, "_current_graph_task_id", lambda: _NO_TASK)
+# Autograd's nodes that accumulate the gradient of a parameter have sequence numbers from here on.
+_ACCUMULATES = 1 << 63
 
-#: Function.apply is a frame of Python's from torch 2.0 on; before, the function's own `forward` is
-#: the first.
+# The code of Function.apply, which has a Python frame from torch 2.0 on; else None.
 _APPLY = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
 
 
+class _Running(NamedTuple):
+    """A module whose forward runs, by its path, and the `_current_task` that called it."""
+
+    path: str
+    task: int
+
+
 class Modules:
-    """Paths of the modules that ran, and where the next operator belongs.  A module with several
-    names has the first; a parameter that several modules share is the first one's."""
+    """Know the modules that ran by their paths, and which of them an operator belongs to.
+
+    A module with several names has the path of the first.  A parameter that several modules share
+    belongs to the first of them."""
 
     def __init__(self, roots: dict[str, torch.nn.Module]):
-        #: Path -> the module, and how often it was called.
+        #: The modules, and how often each was called, by path.
         self.modules: dict[str, torch.nn.Module] = {}
         self.calls: Counter[str] = Counter()
-        #: The id of a module, or of a parameter -> the path of the module.
+        #: The path of each module, and of the module of each parameter, by id.
         self._paths: dict[int, str] = {}
-        #: The modules at work, the innermost last: path, and the `_task` that called the module.
-        self._stack: list[tuple[str, int]] = []
-        #: Autograd numbers the nodes of its graph in the order in which forward makes them.
-        #: _starts[i]: number of the first node that is made by the module whose path is _owners[i];
-        #: it makes all nodes below _starts[i + 1].
+        #: The modules that run, the innermost last.
+        self._stack: list[_Running] = []
+        #: Forward numbers the nodes of autograd's graph in sequence.  The module with the path
+        #: _owners[i] makes the nodes from _starts[i] on, below _starts[i + 1].
         self._starts: list[int] = []
         self._owners: list[str] = []
         for path, module in roots.items():
@@ -88,7 +97,7 @@ class Modules:
 
     @contextmanager
     def call(self, module: torch.nn.Module) -> Iterator[None]:
-        """Mark a call of a module that hooks do not see, since it is not of its `forward`."""
+        """Mark a call of another method than `forward`, which hooks do not see."""
         self._push(module)
         try:
             yield
@@ -96,19 +105,18 @@ class Modules:
             self._leave(module)
 
     def current(self) -> tuple[str, str]:
-        """Return (path, phase) of the operator that is called now."""
-        task = _task()
+        """Return the path and the phase of the operator that is called now."""
+        task = _current_task()
         phase = FORWARD if task == _NO_TASK else BACKWARD
-        # In a backward too the stack tells of a module that this backward called, as checkpointing
-        # does, which computes its forward again.
-        if self._stack and self._stack[-1][1] == task:
-            return self._stack[-1][0], phase
+        # A backward calls modules too: checkpointing computes their forward again.
+        if self._stack and self._stack[-1].task == task:
+            return self._stack[-1].path, phase
         if phase == FORWARD:
             return OUTSIDE, phase
         return self._owner(torch._C._current_autograd_node()), phase
 
     def _owner(self, node: Any) -> str:
-        """Return the path of the module whose forward made a node of autograd."""
+        """Return the path of the module whose forward made a node of autograd's graph."""
         if node is None:
             return OUTSIDE
         number = node._sequence_nr()
@@ -118,20 +126,21 @@ class Modules:
         return self._owners[index] if index >= 0 else OUTSIDE
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each module, with its own parameters."""
+        """Return the path, class, calls and numbers of own parameters of each module."""
         rows = []
         for path, module in self.modules.items():
-            sizes = {True: 0, False: 0}
-            for key, parameter in {id(weight): weight for weight in _weights(module)}.items():
-                if self._paths.get(key, path) == path:
-                    sizes[parameter.requires_grad] += parameter.numel()
+            own = {
+                id(weight): weight
+                for weight in _weights(module)
+                if self._paths.get(id(weight), path) == path
+            }.values()
             rows.append(
                 {
                     "path": path,
                     "class": type(module).__name__,
                     "calls": self.calls[path],
-                    "trainable": sizes[True],
-                    "frozen": sizes[False],
+                    "trainable": sum(weight.numel() for weight in own if weight.requires_grad),
+                    "frozen": sum(weight.numel() for weight in own if not weight.requires_grad),
                 }
             )
         return rows
@@ -140,55 +149,88 @@ class Modules:
         """Begin the call of a module."""
         if id(module) not in self._paths:  # it is no part of the model
             path = type(module).__name__
-            if self._stack and self._stack[-1][0]:
-                path = f"{self._stack[-1][0]}.{path}"
-            # Parentheses tell it from a path within the model.
-            elif not self._stack and "" in self.modules:
+            if self._stack:
+                path = _joined(self._stack[-1].path, path)
+            elif "" in self.modules:  # parentheses tell it from a path within the model
                 path = f"({path})"
             self._add(path, module)
         path = self._paths[id(module)]
         self.calls[path] += 1
-        self._stack.append((path, _task()))
+        self._stack.append(_Running(path, _current_task()))
         self._note()
 
     def _leave(self, module: torch.nn.Module) -> None:
-        """End the call of a module, and those above it that an exception left."""
-        while self._stack and self._stack.pop()[0] != self._paths[id(module)]:
-            pass
+        """End the call of a module, and the calls within it that an exception left."""
+        path = self._paths[id(module)]
+        while self._stack:
+            if self._stack.pop().path == path:
+                break
         self._note()
 
     def _add(self, root: str, module: torch.nn.Module) -> None:
-        """Give a module and all below it their paths; those that have one keep it, as a model in a
-        wrapper does."""
+        """Give paths to a module and all below it; those that have one, as a model in a wrapper
+        does, keep it."""
         for name, part in module.named_modules():
             if id(part) not in self._paths:
-                path = self._paths[id(part)] = ".".join(filter(None, (root, name)))
+                path = _joined(root, name)
+                self._paths[id(part)] = path
                 self.modules[path] = part
                 for parameter in part._parameters.values():
                     self._paths.setdefault(id(parameter), path)
 
     def _note(self) -> None:
-        """Note that the innermost module makes the nodes of this thread from the next one on."""
+        """Note which module makes the next nodes of autograd's graph: the innermost that runs."""
         if threading.get_ident() == self._thread:
             self._starts.append(getattr(torch.autograd, "_get_sequence_nr", lambda: 0)())
-            self._owners.append(self._stack[-1][0] if self._stack else OUTSIDE)
+            self._owners.append(self._stack[-1].path if self._stack else OUTSIDE)
+
+
+def _joined(path: str, name: str) -> str:
+    """Return the path of a module within another; "" is the path of the model."""
+    return f"{path}.{name}" if path and name else path or name
 
 
 def _weights(module: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Return the parameters of a module itself."""
+    """Return the parameters of a module, without those of the modules in it."""
     return [weight for weight in module._parameters.values() if weight is not None]
 
 
 class NotCounted(UserWarning):
-    """An operator without a rule."""
+    """Warns of an operator without a rule."""
+
+
+class _Key(NamedTuple):
+    """Name an operator within a module, in the forward or backward."""
+
+    path: str
+    operator: str
+    phase: str
+
+
+@dataclass
+class _Tally:
+    """Hold how often an operator was called, and its operations."""
+
+    calls: int = 0
+    macs: int = 0
+    flops: int = 0
+
+
+class _Missing(NamedTuple):
+    """An operator or module that was not counted."""
+
+    name: str
+    path: str
+    reason: str
 
 
 class FlopCounter:
-    """Counts what runs inside; entered again, it goes on.
+    """Counts the operations that run inside the context; entered again, it adds to its counts.
 
-    model: a module, whose path is "", or modules by name; others are named by their class; strict:
-    an operator without a rule raises UserError, else it is warned about once, with the module that
-    ran it.
+    Args:
+        model: a module, whose path is "", or modules by name; others are named by their class
+        strict: raise UserError for an operator without a rule, where NotCounted warns otherwise,
+            once for each
     """
 
     def __init__(
@@ -201,22 +243,21 @@ class FlopCounter:
         self.modules = Modules(
             {"": model} if isinstance(model, torch.nn.Module) else dict(model or {})
         )
-        self._running: list[Any] = []  # the frames of custom functions
-        #: [calls, MACs, FLOPs] by (path, operator, phase), and (operator, path, reason) of what was
-        #: not counted.
-        self._counts: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
-        self._not_counted: list[tuple[str, str, str]] = []
-        # ids of parameters that an operator took, be it to look rows up
+        #: The frames of the custom functions that ran at the last operator.
+        self._running: list[Any] = []
+        self._counts: dict[_Key, _Tally] = defaultdict(_Tally)
+        self._not_counted: list[_Missing] = []
+        #: The ids of all tensors that an operator took: which weights were used.
         self._taken: set[int] = set()
         self._inside = ExitStack()
 
     def __enter__(self) -> FlopCounter:
         mha = getattr(torch.backends, "mha", None)
-        if mha:  # one operator for a layer, and nested tensors, where it is on
+        if mha:  # it runs a layer as one operator, on nested tensors
             self._inside.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
             mha.set_fastpath_enabled(False)
         self._inside.enter_context(self.modules)
-        self._inside.callback(self._running.clear)  # and with the frames all that they hold
+        self._inside.callback(self._running.clear)  # a frame keeps its tensors alive
         self._inside.enter_context(_Mode(self))
         return self
 
@@ -230,46 +271,44 @@ class FlopCounter:
                 self._missing(name, path, "its operators were not seen, or not its products")
 
     def _is_unseen(self, path: str, module: torch.nn.Module) -> bool:
-        """Return whether a module ran, and gave no product and no operator that takes its matrices:
-        it computes in another thread, in numpy, or in a compiled form."""
-        if not self.modules.calls[path] or any(path == other for _, other, _ in self._not_counted):
+        """Return whether a module ran, but no product in it nor an operator on its matrices was seen.
+
+        Such a module computes in another thread, in numpy, or in a compiled form."""
+        if not self.modules.calls[path] or any(path == entry.path for entry in self._not_counted):
             return False
         prefix = f"{path}." if path else ""
-        if any(
-            macs
-            for (other, *_), (_, macs, _) in self._counts.items()
-            if f"{other}.".startswith(prefix)
-        ):
-            return False
+        for key, tally in self._counts.items():
+            if tally.macs and f"{key.path}.".startswith(prefix):
+                return False
         if isinstance(module, torch.jit.ScriptModule) and "MKLDNN" in str(module.graph):
             return True
-        keys = [id(weight) for weight in _weights(module) if weight.dim() > 1]
-        return bool(keys) and self._taken.isdisjoint(keys)
+        ids = [id(weight) for weight in _weights(module) if weight.dim() > 1]
+        return bool(ids) and self._taken.isdisjoint(ids)
 
     def total(self) -> Count:
         """Return the MACs and FLOPs of all that was counted."""
-        macs = sum(macs for _, macs, _ in self._counts.values())
-        flops = sum(flops for _, _, flops in self._counts.values())
-        return Count(macs, flops)
+        tallies = self._counts.values()
+        return Count(sum(tally.macs for tally in tallies), sum(tally.flops for tally in tallies))
 
     def not_counted(self) -> list[str]:
-        """Return the names of the operators and modules that were not counted."""
-        return sorted({operator for operator, _, _ in self._not_counted})
+        """Return the names of the operators and modules that were not counted, sorted."""
+        return sorted({entry.name for entry in self._not_counted})
 
     def document(self) -> dict[str, Any]:
-        """Return all as JSON takes it: modules, counts by module, operator and phase, and sentences
-        on what is not."""
-        names = ("path", "operator", "phase", "calls", "macs", "flops")
-        counts = [dict(zip(names, (*key, *numbers))) for key, numbers in self._counts.items()]
+        """Return all counts as plain data for JSON.
+
+        Keys: "modules", "counts" by module, operator and phase, and "not_counted", sentences."""
+        counts = [{**key._asdict(), **vars(tally)} for key, tally in self._counts.items()]
         missing = [
-            f"{name} in {path or 'the model'} ({reason})"
-            for name, path, reason in self._not_counted
+            f"{entry.name} in {entry.path or 'the model'} ({entry.reason})"
+            for entry in self._not_counted
         ]
         return {"modules": self.modules.rows(), "counts": counts, "not_counted": missing}
 
     def _count(
         self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
     ) -> None:
+        """Count a call of an operator that has returned `out`, and the custom functions around it."""
         path, phase = self.modules.current()
         self._count_functions(path, phase)
         names, defaults = rules.schema_of(operator)
@@ -278,19 +317,19 @@ class FlopCounter:
         rule = rules.find(operator)
         if rule is None:
             self._missing(call.name, path, "no rule")
-        if call.name != "aten::detach":  # the way to numpy
+            rule = rules.nothing  # its calls are counted
+        if call.name != "aten::detach":  # which comes before numpy computes with a weight
             for value in (*args, *kwargs.values()):
-                self._taken.update(map(id, value if isinstance(value, (list, tuple)) else [value]))
-        self._add(path, phase, call, rule or rules.nothing)  # its calls are counted
+                tensors = value if isinstance(value, (list, tuple)) else [value]
+                self._taken.update(map(id, tensors))
+        self._add(path, phase, call, rule)
 
     def _count_functions(self, path: str, phase: str) -> None:
         """Count the custom functions that began since the last operator."""
-        before = self._running[:]
-        self._running.clear()
-        for frame, call in _applied(sys._getframe(0)):
-            self._running.append(frame)
-            if frame in before:
-                continue
+        applied = list(_applied(sys._getframe(0)))
+        new_calls = [call for frame, call in applied if frame not in self._running]
+        self._running[:] = [frame for frame, _ in applied]
+        for call in new_calls:
             if call.name in rules.RULES:
                 self._add(path, phase, call, rules.RULES[call.name])
             elif not call.name.startswith("torch."):
@@ -298,7 +337,7 @@ class FlopCounter:
                 self._missing(call.name, path, reason)
 
     def _add(self, path: str, phase: str, call: Call, rule: rules.Rule) -> None:
-        """Add a call to the counts by its rule; by None nothing is added."""
+        """Add a call to the counts by its rule; None adds nothing."""
         if rule is None:
             return
         count: Count | int = 0
@@ -309,12 +348,14 @@ class FlopCounter:
             reason = f"its rule fails, {type(error).__name__}: {text.first_line(error)}"
             self._missing(call.name, path, reason)
         macs, flops = count if isinstance(count, Count) else (0, count)
-        entry = self._counts[path, call.name, phase]
-        entry[:] = [entry[0] + 1, entry[1] + macs, entry[2] + flops]
+        tally = self._counts[_Key(path, call.name, phase)]
+        tally.calls += 1
+        tally.macs += macs
+        tally.flops += flops
 
     def _missing(self, name: str, path: str, reason: str) -> None:
-        """Note what is not counted, and warn of its name once.  Raises UserError where the counter
-        is strict."""
+        """Note an operator or module that is not counted, and warn of it once.  Raises UserError where
+        the counter is strict."""
         where = path or "the model"
         if self.strict:
             raise errors.UserError(
@@ -322,14 +363,15 @@ class FlopCounter:
             )
         if name not in self.not_counted():
             line = f"not counted: {name} in {where} ({reason})"
-            # explicitly, so that a second counter of this process warns as the first
+            # An empty registry lets each counter of a process warn.
             warnings.warn_explicit(line, NotCounted, __file__, 0, registry={})
-        if (name, path, reason) not in self._not_counted:
-            self._not_counted.append((name, path, reason))
+        entry = _Missing(name, path, reason)
+        if entry not in self._not_counted:
+            self._not_counted.append(entry)
 
 
 class _Mode(TorchDispatchMode):
-    """Runs each operator, and has the counter count it."""
+    """Hands each operator to a counter, after it ran."""
 
     supports_higher_order_operators = True
 
@@ -339,10 +381,8 @@ class _Mode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if rules.find(func) is None and rules.composite(
-            func
-        ):  # inference mode leaves it in one piece
-            with self:
+        if rules.find(func) is None and rules.composite(func):
+            with self:  # inference mode leaves it in one piece
                 return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)
         self.counter._count(func, args, kwargs, out)
@@ -350,8 +390,7 @@ class _Mode(TorchDispatchMode):
 
 
 def _applied(frame: Any | None) -> Iterator[tuple[Any, Call]]:
-    """Yield the custom functions that run in this frame or below it, each with its outermost
-    frame."""
+    """Yield each custom function that runs in this frame or around it: its frame, and its call."""
     while frame is not None:
         code = frame.f_code
         if code is _APPLY:
@@ -368,8 +407,8 @@ def _applied(frame: Any | None) -> Iterator[tuple[Any, Call]]:
 
 
 def _call(function: Any, arguments: Mapping[str, Any]) -> Call:
-    """Return the call of a custom autograd function with these arguments and the defaults of
-    others."""
+    """Return the call of a custom autograd function; arguments that are not given have their
+    defaults."""
     parameters = inspect.signature(function.forward).parameters
     defaults = {
         name: parameter.default

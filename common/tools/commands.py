@@ -1,4 +1,5 @@
-"""Shared by the commands about models: the flags of a run, the run itself, and its end."""
+"""What every command of a tool shares: the flags of a run, its tasks one after another, and the
+printed answer."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from operator import attrgetter
 from pathlib import Path
@@ -23,9 +24,10 @@ from rnnt_bench.setup.interpreters import Choice
 from rnnt_bench.show.tables import FORMATS
 from rnnt_bench.tools.kept import Answer, Kept, read
 
+#: Returns the tasks that may come next, by what a run has measured so far; [] ends the run.
 Follow = Callable[[Kept], list[Task]]
-#: Returns the fields of a header that make two runs the same.
-same = attrgetter("tool", "name", "config", "settings")
+#: Returns the fields of a header that are equal in two runs of the same measurement.
+_identity = attrgetter("tool", "name", "config", "settings")
 
 
 def add_flags(
@@ -37,9 +39,16 @@ def add_flags(
     seed: str = "",
     formats: Sequence[str] = FORMATS,
 ) -> None:
-    """Add the flags that every command about a model has; their help names the run's `folder` and
-    what --preset changes, `quick`.  timeout: the default in seconds; None is no limit.  seed: help
-    of --seed; "": nor --device."""
+    """Add the flags that every command of a tool has.
+
+    Args:
+        group: the parser, or a group of its flags
+        folder: name of the run's folder, for the help of --log-dir
+        quick: what --preset quick changes, for its help
+        timeout: default of --timeout in seconds; None is no limit
+        seed: help of --seed; "" leaves out --seed and --device
+        formats: choices of --format
+    """
     if seed:
         parser.add_setting(
             group, "device", "Device to measure on: auto, cpu, cuda or cuda:N. Default: auto"
@@ -86,41 +95,47 @@ def add_flags(
 def set_quick(
     arguments: argparse.Namespace, quick: Mapping[str, Any], others: schema.Record | None = None
 ) -> None:
-    """Set the flags that were not given, those that are None: to `quick` with --preset quick, then
-    to `others`."""
-    for name, value in {**(others or {}), **(quick if arguments.preset == "quick" else {})}.items():
+    """Set the flags that are None, since the user did not give them.
+
+    quick: values by flag, which hold with --preset quick; others: values that hold otherwise."""
+    values = dict(others or {})
+    if arguments.preset:
+        values.update(quick)
+    for name, value in values.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
 
 
 def _opened(header: schema.Record, log_dir: Path, resume: bool) -> run.Run:
-    """Return a new run, or the newest one of an equal header to go on with.  Raises UserError where
-    none can be."""
+    """Return a new run; with `resume` the newest run of the same measurement, to be continued.
+
+    Where the machine or the code has changed since, a new run begins.  Raises UserError where there
+    is no run to resume."""
     origin = run.origin()
     if resume:
-        wanted = same(schema.decoded(json.dumps(header).encode()))
+        identity = _identity(schema.decoded(json.dumps(header).encode()))
         earlier = run.earlier_runs(log_dir, schema.TOOL_FILE_NAME, schema.ToolHeader)
-        equal = [before for before in earlier if same(before.head) == wanted]
+        equal = [before for before in earlier if _identity(before.head) == identity]
         if not equal:
             raise UserError(
                 f"--resume: no run of {header['name']} with these flags under {log_dir}; remove the flag to start one"
             )
-        if resumable := run.resumable(equal, origin):
+        resumable = run.resumable(equal, origin)
+        if resumable:
             return run.continued_run(resumable[-1].path)
-    return run.new_run(
-        log_dir, f"{header['tool']}-{header['name']}", schema.TOOL_FILE_NAME, {**header, **origin}
-    )
+    folder = f"{header['tool']}-{header['name']}"
+    return run.new_run(log_dir, folder, schema.TOOL_FILE_NAME, {**header, **origin})
 
 
 def _pending(tasks: Sequence[Task], of_tool: run.Run) -> list[Task]:
-    """Return the tasks that are not done, and those whose file one of these takes and finds no
-    longer."""
+    """Return the tasks to run: each that is not done, and each whose file is gone although a pending
+    task takes it."""
     pending: list[Task] = []
-    for task in reversed(tasks):
-        is_taken = bool(pending and task.leaves and task.leaves == pending[-1].takes)
-        if not of_tool.is_done(task.name) or (
-            is_taken and not (of_tool.folder / str(task.leaves)).exists()
-        ):
+    for task in reversed(tasks):  # a file is taken by the task after the one that leaves it
+        is_pending = not of_tool.is_done(task.name)
+        if task.leaves and pending and pending[-1].takes == task.leaves:
+            is_pending |= not (of_tool.folder / task.leaves).exists()
+        if is_pending:
             pending.append(task)
     return pending[::-1]
 
@@ -133,31 +148,41 @@ def _carry_out(
     executor: Executor,
     follow: Follow | None,
 ) -> None:
-    """Carry out the tasks that are not done, then those that follow.  Raises UserError, Interrupted
-    and Changed."""
+    """Carry out the tasks that are not done, then those that `follow` gives.  Raises UserError,
+    Interrupted and Changed."""
     pending = _pending(tasks, of_tool)
-    pythons = {task.name: Choice(task.python or Path(sys.executable)) for task in tasks}
-    runs = dict.fromkeys(pythons, of_tool)
+    pythons: dict[str, Choice] = {}
+    runs: dict[str, run.Run] = {}
     with Progress(arguments.quiet) as progress:
-        progress.expect([task.row_pass for task in pending])
         session = Session(runs, pythons, settings, arguments.timeout, progress, executor)
+        for task in tasks:
+            runs[task.name] = of_tool
+            pythons[task.name] = Choice(task.python or Path(sys.executable))
+        progress.expect([task.row_pass for task in pending])
         for task in tasks:
             if task in pending:
                 end, _ = session.carry_out(task)
-                if end.status == "missing" and follow is None:
+                if end.status == "missing":
                     raise UserError(end.reason or "the model is missing")
             if task.takes and of_tool.is_done(task.name):
                 (of_tool.folder / task.takes).unlink(missing_ok=True)
-        carried: set[str] = set()  # one that failed is not tried again
-        while follow and (
-            coming := [task for task in follow(read(of_tool.path)) if task.name not in carried]
-        ):
-            task = coming[0]
-            carried.add(task.name)
-            pythons[task.name] = Choice(task.python or Path(sys.executable))
+        for task in _following(follow, of_tool) if follow else ():
             runs[task.name] = of_tool
+            pythons[task.name] = Choice(task.python or Path(sys.executable))
             progress.expect([task.row_pass])
             session.carry_out(task)
+
+
+def _following(follow: Follow, of_tool: run.Run) -> Iterator[Task]:
+    """Yield the first task that `follow` gives, again and again, until it gives no new one; a task
+    that failed is not tried again."""
+    tried: set[str] = set()
+    while True:
+        coming = [task for task in follow(read(of_tool.path)) if task.name not in tried]
+        if not coming:
+            return
+        tried.add(coming[0].name)
+        yield coming[0]
 
 
 def measured(
@@ -175,11 +200,18 @@ def measured(
     """Carry out the tasks of a run that are not done yet, then print its answer; return the exit
     code.
 
-    Raises UserError, also for what is missing; a run without results leaves nothing then.  config:
-    a Struct that tells the run from others, and that `answer` reads again.  timed: whether other
-    load makes longer what it measures.
-    follow: returns the tasks that come next by what is known; the first is carried out.  One that
-    failed, or a missing package, is a row then, which --resume tries again."""
+    Raises UserError for a mistake of the user's, or a missing package.  A run that has measured
+    nothing is removed then.
+
+    Args:
+        tool, name: name the folder of the run
+        config: a Struct of what is measured, for the header of the run, which `answer` reads
+        tasks: what to run; [] with `follow`
+        answer: makes what is printed, from the records
+        timed: whether other load on the machine would spoil the numbers
+        follow: chooses each next task by what is measured so far; a task that fails is a row, and
+            --resume tries it again
+    """
     executor = executor or Executor()
     header = dict(
         record="tool",
@@ -189,7 +221,7 @@ def measured(
         settings=settings.to_json(),
     )
     with closing(_opened(header, arguments.log_dir, arguments.resume)) as of_tool:
-        earlier = [line for line in of_tool.records if not isinstance(line, schema.FirstLine)]
+        is_new = all(isinstance(line, schema.FirstLine) for line in of_tool.records)
         if not arguments.quiet:
             count = f": {text.count(len(tasks), 'job')}" if tasks else ""
             print(f"measuring {tool}-{name} on {settings.device}{count}", file=sys.stderr)
@@ -203,13 +235,12 @@ def measured(
             return measured(
                 tool, name, config, tasks, settings, arguments, answer, executor, timed, follow
             )
-        if ended.mistake and not any(
-            job.status == "ok" for job in read(of_tool.path).jobs.values()
-        ):
+        kept = read(of_tool.path)
+        if ended.mistake and all(job.status != "ok" for job in kept.jobs.values()):
             of_tool.close()
-            if not earlier:
+            if is_new:
                 run.remove(of_tool.path)
             raise ended.mistake
-        result = answer(read(of_tool.path))
+        result = answer(kept)
         shown = result.render(arguments.format)
         return benchmark.finish(ended, shown, "", result.statuses, arguments)

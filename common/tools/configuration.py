@@ -1,13 +1,13 @@
-"""Configuration files: YAML as plain data, converted to Structs that say which keys there are and
-of which type.
+"""Read configuration files: YAML of plain data, converted to Structs that declare the keys and
+their types.
 
-Every mistake is one line: the file, the key, what is wrong with it."""
+A mistake in a file is a UserError of one line: the file, the key, what is wrong with it."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -20,12 +20,14 @@ from rnnt_bench.core.text import closest, plain, short, shown
 
 #: Bytes of the largest file that is read: more than anyone writes by hand.
 LARGEST_FILE = 2**20
-#: Digits of the longest whole number.
+#: Digits of the longest whole number that is read.
 LONGEST_NUMBER = 30
+#: Letters of the longest reason in a message.
+LONGEST_REASON = 500
 Converted = TypeVar("Converted", bound=Struct)
 
 Text = Annotated[str, Meta(min_length=1)]
-#: Whole numbers from 1 and from 0 on.
+#: A whole number of at least 1, and one of at least 0.
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 #: A number above 0.
@@ -33,8 +35,10 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 
 def parsed(text: str, where: str) -> Any:
-    """Return what YAML says, without tags that make objects or a key twice.  where: for messages.
-    Raises UserError."""
+    """Return the value of a YAML text.
+
+    Raises UserError for a tag that makes a Python object, a key that is given twice, a number that
+    is not finite or too long.  where: the file or flag, with which the message begins."""
     try:
         import yaml
     except ImportError as error:
@@ -59,7 +63,7 @@ def parsed(text: str, where: str) -> Any:
 
         def construct_yaml_float(self, node: Any) -> float:
             value = super().construct_yaml_float(node)
-            if not math.isfinite(value):  # which no record can hold
+            if not math.isfinite(value):  # JSON has no such number
                 raise yaml.YAMLError(
                     f"{node.value} is not finite{node.start_mark}; give a finite number"
                 )
@@ -69,14 +73,13 @@ def parsed(text: str, where: str) -> Any:
     Plain.add_constructor("tag:yaml.org,2002:float", Plain.construct_yaml_float)
     try:
         return yaml.load(text, Plain)
-    # PyYAML raises errors of any kind for a text that its tag cannot take
-    except Exception as error:
-        reason = " ".join(str(error).split())[:500] or type(error).__name__
+    except Exception as error:  # PyYAML raises errors of any type, such as ValueError for a date
+        reason = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
         raise UserError(f"{where}: no YAML of plain data ({reason})") from error
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the keys and values in a YAML file.  Raises UserError."""
+    """Return the keys and values of a YAML file.  Raises UserError."""
     values = parsed(read_text(path, LARGEST_FILE), str(path))
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(f"{path}: give keys and values, such as `key: 1`, not {shown(values)}")
@@ -84,66 +87,75 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def converted(values: Any, kind: type[Converted], where: str) -> Converted:
-    """Return plain values as the Struct `kind`, whose keys are all that there may be.  Raises
-    UserError."""
+    """Return plain values as a Struct of the type `kind`.  Raises UserError for a value of a wrong
+    type, or a key that the Struct does not have.  where: begins the message."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        message, _, path = short(plain(str(error)), 500).partition(" - at ")
-        unknown = re.search("unknown field `(.*)`", message)
-        near = (
-            f"{closest(unknown[1], keys_of(kind))}; there are {', '.join(keys_of(kind))}"
-            if unknown
-            else ""
-        )
-        wrong = re.search("Invalid enum value '(.*)'", message)
-        if wrong:
-            choices = choices_of(kind, re.sub(r".*\.|\W", "", path))
-            near = f"{closest(wrong[1], choices)}; there are {', '.join(choices)}"
-        raise UserError(
-            ": ".join(filter(None, [where, path.strip("`").lstrip("$."), message])) + near
-        ) from None
+        # "Invalid enum value 'cpu1' - at `$.stages[...].device`"
+        message, _, path = short(plain(str(error)), LONGEST_REASON).partition(" - at ")
+        line = ": ".join(filter(None, [where, path.strip("`").lstrip("$."), message]))
+        raise UserError(line + _choices(message, path, kind)) from None
+
+
+def _choices(message: str, path: str, kind: type[Struct]) -> str:
+    """Return the closest key or value and all choices, where msgspec does not know the one that was
+    given; else ""."""
+    unknown_key = re.search("unknown field `(.*)`", message)
+    unknown_value = re.search("Invalid enum value '(.*)'", message)
+    if unknown_key:
+        word = unknown_key[1]
+        choices = keys_of(kind)
+    elif unknown_value:
+        word = unknown_value[1]
+        key = re.findall(r"\.(\w+)", path)[-1]  # "device" of "`$.stages[...].device`"
+        choices = _choices_of(kind, key)
+    else:
+        return ""
+    return f"{closest(word, choices)}; there are {', '.join(choices)}"
+
+
+def _fields(kind: type[Struct]) -> Iterator[msgspec.structs.FieldInfo]:
+    """Yield the fields of a Struct, each followed by those of the Struct in it."""
+    for field in msgspec.structs.fields(kind):
+        yield field
+        if isinstance(field.type, type) and issubclass(field.type, Struct):
+            yield from _fields(field.type)
 
 
 def keys_of(kind: type[Struct]) -> list[str]:
     """Return the keys of a Struct, and of the Structs in it."""
-    keys = []
-    for field in msgspec.structs.fields(kind):
-        inner = isinstance(field.type, type) and issubclass(field.type, Struct)
-        keys += [field.name, *(keys_of(field.type) if inner else [])]
-    return keys
+    return [field.name for field in _fields(kind)]
 
 
-def choices_of(kind: type[Struct], key: str) -> list[str]:
-    """Return the texts that a key of the Struct, or of those in it, may have; [] where any is."""
-    for field in msgspec.structs.fields(kind):
-        if field.name == key:
-            types = [field.type, *get_args(field.type)]
-            return [
-                text for part in types if get_origin(part) is Literal for text in get_args(part)
-            ]
-        inner = isinstance(field.type, type) and issubclass(field.type, Struct)
-        if inner and choices_of(field.type, key):
-            return choices_of(field.type, key)
+def _choices_of(kind: type[Struct], key: str) -> list[str]:
+    """Return the texts that a key of a Struct, or of the Structs in it, may have, as its Literal
+    lists them; [] where it has none."""
+    for field in _fields(kind):
+        for part in (field.type, *get_args(field.type)):  # of `Literal[...] | None` too
+            if field.name == key and get_origin(part) is Literal:
+                return list(get_args(part))
     return []
 
 
 def check_list(values: Sequence[float], name: str) -> None:
-    """Raise ValueError, which `converted` turns into UserError, for a value that is there twice."""
+    """Raise ValueError for a value that is given twice.  Within a Struct's __post_init__ it becomes
+    a UserError of `converted`."""
     for index, value in enumerate(values):
         if value in values[:index]:
             raise ValueError(f"{name}: {shown(value)} is given twice")
 
 
 def located(value: str, config: Path) -> Path:
-    """Return a path as it is seen from the current folder, or from that of the configuration where
-    it is there."""
-    here, beside = Path(value), config.parent / value
-    return (beside if not here.exists() and beside.exists() else here).absolute()
+    """Return the absolute path of a file that a configuration names: in the current folder, or
+    beside the configuration where it is only there."""
+    here = Path(value)
+    beside = config.parent / value
+    return (beside if beside.exists() and not here.exists() else here).absolute()
 
 
 def python_name(value: str, config: Path) -> str:
-    """Return module:name as it is; file.py:name with the absolute path of the file."""
+    """Return "file.py:name" with the absolute path of the file; "module:name" as it is."""
     file, colon, name = value.rpartition(":")
     return f"{located(file, config)}{colon}{name}" if file.endswith(".py") else value
 
@@ -154,8 +166,10 @@ def file(
     where: str,
     advice: str = "the path of a Python, such as .venv/k2/bin/python",
 ) -> str:
-    """Return the path of a file, of a Python without `advice`, that a configuration names.  Raises
-    UserError."""
+    """Return the absolute path of a file that a configuration names.  Raises UserError where there
+    is none.
+
+    where: begins the message; advice: what to give in place of the value."""
     path = located(value, config)
     problem = not_a_file(path)
     if problem:

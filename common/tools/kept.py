@@ -1,13 +1,12 @@
-"""Reads the runs of tools that measure no loss: as text, rows, and a section of the page; a tool
-makes an `Answer`."""
+"""Read the stored runs of tools that measure no loss.  Each tool turns its run into an `Answer`,
+which is shown as text, as rows of CSV and JSON, and as a section of the page."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.text import count, plain
@@ -15,8 +14,10 @@ from rnnt_bench.present import parts, text
 from rnnt_bench.records import schema, store
 
 Kind = TypeVar("Kind")
-#: The status of a job that a run was stopped before.
+#: The status of a job that did not begin before its run was stopped.
 NOT_RUN = "not run"
+#: Letters of a cell of a printed table; the rest is cut off.
+LONGEST_CELL = 60
 
 
 @dataclass
@@ -29,37 +30,50 @@ class Job:
     values: list[schema.Record] = field(default_factory=list)
 
     def of(self, kind: type[Kind]) -> list[Kind]:
-        """Return what was measured as the tool's own type.  Raises ValueError."""
+        """Return the measured values, converted to `kind`.  Raises ValueError."""
         return [schema.typed(value, kind) for value in self.values]
 
 
 @dataclass
 class Kept:
-    """A run that was read of its file."""
+    """Hold a run that was read from its file: the header, and the jobs by name."""
 
     path: Path
     header: schema.ToolHeader
     jobs: dict[str, Job]
 
     def job(self, name: str) -> Job:
+        """Return the job of this name; one with the status NOT_RUN where there is none."""
         return self.jobs.get(name, Job())
 
     @property
     def machine(self) -> list[str]:
-        """Return ["AMD EPYC, 2 threads, torch 2.11.0"] by the last job; [] where none ran."""
-        lines = [job.environment for job in self.jobs.values() if job.environment]
-        if not lines:
+        """Return one line, ["AMD EPYC, 2 threads, torch 2.11.0"], or [] where no job ran.
+
+        The device and the threads are those of the last job."""
+        environments = [job.environment for job in self.jobs.values() if job.environment]
+        if not environments:
             return []
-        torches = " and ".join(sorted({line.torch for line in lines if line.torch}))
-        threads = count(lines[-1].threads or 0, "thread")
-        return [f"{lines[-1].device_name}, {threads}, torch {torches}"]
+        last = environments[-1]
+        versions = {environment.torch for environment in environments if environment.torch}
+        threads = count(last.threads or 0, "thread")
+        return [f"{last.device_name}, {threads}, torch {' and '.join(sorted(versions))}"]
 
 
 @dataclass
 class Answer:
-    """The answer of a run.  total: in a line; lines: below the tables; rows: for CSV and JSON;
-    statuses: of its jobs;
-    folded: whether the page shows it once its title is opened; forms: texts of further formats."""
+    """Hold what a run found out, ready to be shown.
+
+    Attributes:
+        name: the name of the run
+        total: lines above the tables
+        lines: lines below the tables
+        failures: a line for each job that failed
+        rows: the rows of CSV and JSON
+        statuses: the status of each job
+        folded: whether the page hides the tables until a reader opens them
+        forms: the whole text in further formats, by the name of the format
+    """
 
     name: str
     total: list[str] = field(default_factory=list)
@@ -73,23 +87,25 @@ class Answer:
     forms: dict[str, str] = field(default_factory=dict)
 
     def render(self, format: str) -> str:
-        """Return it as "table", "markdown", "csv" or "json"."""
+        """Return the text in a format: "table", "markdown", "csv", "json" or one of `forms`."""
         if format in self.forms:
             return self.forms[format]
-        if format in ("csv", "json"):
-            return text.csv_text(self.rows) if format == "csv" else text.json_text(self.rows)
+        if format == "csv":
+            return text.csv_text(self.rows)
+        if format == "json":
+            return text.json_text(self.rows)
         below = text.listed([*self.lines, *self.failures], format)
         tables = [
             text.block(table, format)
             if format == "markdown"
-            else f"{plain(table.title)}\n{text.aligned(table, 60)}"
+            else f"{plain(table.title)}\n{text.aligned(table, LONGEST_CELL)}"
             for table in self.tables
         ]
         return "\n\n".join(filter(None, [text.listed(self.total, format), *tables, below])) + "\n"
 
 
 def read(path: Path) -> Kept:
-    """Return the run in a file.  Raises UserError."""
+    """Return the run that is stored in a file.  Raises UserError."""
     records = store.read(path)
     if not records or not isinstance(records[0], schema.ToolHeader):
         raise UserError(f"{path}: does not begin with a tool's record; {store.ANEW}")
@@ -104,49 +120,69 @@ def read(path: Path) -> Kept:
     return Kept(path, records[0], jobs)
 
 
+class _Stored(NamedTuple):
+    """Where a run is stored, and when it began; "" where its header cannot be read."""
+
+    started: str
+    file: Path
+
+
 def answers(
     paths: Sequence[Any], tool: str, answer: Callable[[Kept], Kind]
 ) -> Iterator[Kind | Answer]:
-    """Yield the answers of a tool's runs in, at or under `paths`: of equal ones on one machine the
-    newest that measured something, or else the newest; one that cannot be read says so."""
-    files = dict.fromkeys(
-        file for path in map(Path, paths) for file in store.files_named(schema.TOOL_FILE_NAME, path)
-    )
-    equal: dict[str, list[tuple[str, Path]]] = {}
-    for file in files:
-        head = store.first(file)
-        if isinstance(head, schema.ToolHeader) and head.tool == tool:
-            key = repr((head.name, head.config, head.settings, head.machine))
-            equal.setdefault(key, []).append((head.started, file))
-        elif head is None and file.parent.name.startswith(f"{tool}-"):
-            equal[str(file)] = [("", file)]
-    for runs in equal.values():
-        newest_first = [
-            file for _, file in sorted(reversed(runs), key=lambda run: run[0], reverse=True)
-        ]
-        file, stopped = newest_first[0], []
-        if len(newest_first) > 1:
-            stopped = list(takewhile(_is_empty, newest_first))
-            file = newest_first[len(stopped)] if len(stopped) < len(newest_first) else file
+    """Yield an answer for each group of equal runs of a tool that are stored in or below `paths`.
+
+    The newest run that measured something is answered, or the newest where none did.  A run that
+    cannot be read gives an Answer with the status "error"."""
+    for runs in _equal_runs(paths, tool):
+        newest_first = sorted(runs, reverse=True)
+        newest = newest_first[0]
+        shown = next((run for run in newest_first if not _is_empty(run.file)), newest)
+        later = newest_first[: newest_first.index(shown)]
         if len(runs) > 1:
-            store.warn_of_clock(file.parent, max(started for started, _ in runs))
-        others = {path.parent for path in newest_first if path not in (file, *stopped)}
-        for path in paths if len(paths) > 1 else ():
-            store.warn_of_hidden(Path(path), others)
-        try:
-            result = answer(read(file))
-        except (UserError, ValueError, LookupError) as error:
-            reason = str(error) if isinstance(error, UserError) else f"{file}: {error}"
-            yield Answer(file.parent.name, failures=[reason], statuses=["error"])
-            continue
-        if stopped and isinstance(result, Answer) and file not in stopped:
-            result.lines.append(text.stopped_later([path.parent.name for path in stopped]))
+            store.warn_of_clock(newest.file.parent, newest.started)
+        if len(paths) > 1:
+            hidden = {run.file.parent for run in newest_first if run not in (shown, *later)}
+            for path in paths:
+                store.warn_of_hidden(Path(path), hidden)
+        result = _answer_of(shown.file, answer)
+        if later and isinstance(result, Answer):
+            result.lines.append(text.stopped_later([run.file.parent.name for run in later]))
         yield result
 
 
+def _equal_runs(paths: Sequence[Any], tool: str) -> list[list[_Stored]]:
+    """Return the runs of a tool in groups: those with the same flags, on the same machine.
+
+    A run of the tool whose header cannot be read is a group of its own."""
+    files = [
+        file for path in paths for file in store.files_named(schema.TOOL_FILE_NAME, Path(path))
+    ]
+    groups: dict[str, list[_Stored]] = {}
+    for file in dict.fromkeys(files):  # the paths may overlap
+        head = store.first(file)
+        if isinstance(head, schema.ToolHeader) and head.tool == tool:
+            key = repr((head.name, head.config, head.settings, head.machine))
+            groups.setdefault(key, []).append(_Stored(head.started, file))
+        elif head is None and file.parent.name.startswith(f"{tool}-"):
+            groups[str(file)] = [_Stored("", file)]
+    return list(groups.values())
+
+
+def _answer_of(file: Path, answer: Callable[[Kept], Kind]) -> Kind | Answer:
+    """Return the answer of the run in a file, or one that says why it cannot be read."""
+    try:
+        return answer(read(file))
+    except UserError as error:
+        reason = str(error)
+    except (ValueError, LookupError) as error:
+        reason = f"{file}: {error}"
+    return Answer(file.parent.name, failures=[reason], statuses=["error"])
+
+
 def _is_empty(file: Path) -> bool:
-    """Return whether a run was stopped before it measured anything; one that cannot be read was
-    not."""
+    """Return whether a run was stopped before it measured anything; False for a file that cannot be
+    read."""
     try:
         jobs = read(file).jobs.values()
     except UserError:
@@ -155,7 +191,7 @@ def _is_empty(file: Path) -> bool:
 
 
 def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> parts.Slice:
-    """Return how the page and the summary show the runs of a tool."""
+    """Return the functions by which the page and the summary show the runs of a tool."""
 
     def sections(base: Path, paths: Sequence[Path]) -> list[parts.Section]:
         return [
@@ -175,17 +211,16 @@ def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> parts.S
     def rows(paths: Sequence[Path]) -> list[parts.Values]:
         result = []
         for shown in answers(paths, tool, answer):
-            failed = {
-                "status": next(iter(shown.statuses), "error"),
-                "reason": "; ".join(shown.failures),
-            }
-            lines = shown.rows or ([failed] if shown.failures else [])
+            lines = shown.rows
+            if not lines and shown.failures:
+                status = shown.statuses[0] if shown.statuses else "error"
+                lines = [{"status": status, "reason": "; ".join(shown.failures)}]
             result += [{"tool": tool, "name": shown.name, **row} for row in lines]
         return result
 
     return parts.Slice(
         sections,
-        holds=lambda path: any(answers([path], tool, answer)),
+        holds=lambda path: bool(_equal_runs([path], tool)),
         rows=rows,
         text=lambda paths, format: [shown.render(format) for shown in answers(paths, tool, answer)],
     )

@@ -1,5 +1,5 @@
-"""A model by name: any importable class or function, one of a file, an upstream of s3prl, a model
-of Hugging Face."""
+"""Make a model by its name: any class or function that can be imported, one of a file, an upstream
+of s3prl, or a model of Hugging Face."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -21,11 +21,11 @@ from torch.utils._pytree import tree_map
 from rnnt_bench.core import files, implementations, text
 from rnnt_bench.core.errors import NotRunnable, UserError
 
-#: Packages that models come from, which are named where they are missing.
+#: Packages that models come from; where one is missing, the message says how to install it.
 PACKAGES = ("s3prl", "soundfile", "speechbrain", "torchaudio", "transformers")
-#: A model of s3prl takes a list of waveforms in place of a batch.
+#: How the names of models of these hubs begin.
 S3PRL, HUGGING_FACE = "s3prl:", "hf:"
-#: Weights have to be here already: whoever tries to fetch some is refused at once.
+#: Environment variables that keep a model from downloading weights: its attempt fails at once.
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -36,32 +36,29 @@ OFFLINE = {
 
 
 def load(name: str, arguments: Mapping[str, Any], device: str) -> torch.nn.Module:
-    """Return the model `name` ("package.module:attribute", "file.py:Class", "s3prl:upstream",
-    "hf:model"), made with `arguments`, on `device`.  Raises UserError for what cannot be imported
-    or made."""
+    """Return a model on a device.  Raises UserError for one that cannot be imported or made.
+
+    name: "package.module:attribute", "file.py:Class", "s3prl:upstream" or "hf:model"; arguments:
+    those of its constructor, by name."""
     if name.startswith((S3PRL, HUGGING_FACE)):
         os.environ.update(OFFLINE)
-    model_name, absent = name.partition(":")[2], ""
+    _, _, model_name = name.partition(":")
+    absent = ""
     if name.startswith(HUGGING_FACE):
-        maker: Any = partial(
-            module("transformers").AutoModel.from_pretrained, model_name, local_files_only=True
-        )
-        absent = absent_from(
-            model_name,
-            f"from transformers import AutoModel; AutoModel.from_pretrained('{model_name}')",
-        )
+        from_pretrained = module("transformers").AutoModel.from_pretrained
+        maker: Any = partial(from_pretrained, model_name, local_files_only=True)
+        code = f"from transformers import AutoModel; AutoModel.from_pretrained('{model_name}')"
+        absent = absent_from(model_name, code)
     elif name.startswith(S3PRL):
         maker = imported(f"s3prl.hub:{model_name}")
         absent = not_here(f"from s3prl import hub; hub.{model_name}()")
     else:
         maker = imported(name)
-    if isinstance(maker, torch.nn.Module) and arguments:
+    model = maker
+    if not isinstance(maker, torch.nn.Module):
+        model = made(name, maker, arguments, device, absent)
+    elif arguments:
         raise UserError(f"{name} is a model already: it takes no arguments")
-    model = (
-        maker
-        if isinstance(maker, torch.nn.Module)
-        else made(name, maker, arguments, device, absent)
-    )
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"{name} makes no torch.nn.Module, but {type(model).__name__}")
     return model.to(device)
@@ -87,17 +84,16 @@ def imported(name: str) -> Any:
 
 
 def module(source: str) -> ModuleType:
-    """Import a module by its name, or a file, whose neighbours it may import.  Raises UserError."""
+    """Import a module by its name, or a file, which may import the files beside it.  Raises
+    UserError."""
     path = Path(source)
-    problem = files.not_a_file(path) if path.suffix == ".py" else ""
-    if problem:
-        raise UserError(f"{path}: {problem}")
     try:
-        return (
-            implementations.imported(path.resolve())
-            if path.suffix == ".py"
-            else importlib.import_module(source)
-        )
+        if path.suffix != ".py":
+            return importlib.import_module(source)
+        problem = files.not_a_file(path)
+        if problem:
+            raise UserError(f"{path}: {problem}")
+        return implementations.imported(path.resolve())
     except UserError:
         raise
     except (Exception, SystemExit) as error:
@@ -109,16 +105,18 @@ def module(source: str) -> ModuleType:
 
 
 def not_here(code: str, where: str = "the caches of its package") -> str:
-    """Return why a model that would have to be fetched cannot be made, and the command that fetches
-    it."""
+    """Return why a model cannot be made whose weights are not in `where`, with the Python `code`
+    that fetches them."""
     return f'it is not in {where}, and rnnt-bench forbids the network to models; fetch it with: python -c "{code}"'
 
 
 def absent_from(name: str, code: str) -> str:
-    """Return `not_here` for a name on a hub, "" for a folder that is there.  Raises UserError for
-    one that is not."""
+    """Return why the weights of a name on a hub may be absent, see `not_here`; "" for a folder.
+
+    Raises UserError for a text that is neither."""
     if Path(name).exists():
         return ""
+    # "facebook/wav2vec2-base-960h", "gpt2"
     if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name):
         raise UserError(
             f"{name}: no such folder, and no name on a hub, such as facebook/wav2vec2-base-960h"
@@ -129,32 +127,35 @@ def absent_from(name: str, code: str) -> str:
 def made(
     name: str, maker: Any, arguments: Mapping[str, Any], device: str = "cpu", absent: str = ""
 ) -> Any:
-    """Call what makes a model, on the meta device without weights where its initialisation allows
-    that.  Raises UserError, also for a wrong or missing argument.  absent: why a file that it needs
-    is not there, see `not_here`."""
+    """Return what a class or function `maker` makes.  Raises UserError where it fails, and for a
+    wrong or missing argument.
+
+    name: for messages; absent: the reason given where a file is not there, see `not_here`."""
     if not callable(maker):
         raise UserError(f"{name} is no class, function or model, but {type(maker).__name__}")
+    _check_arguments(name, maker, arguments)
+    try:
+        if device == "meta":  # without memory, where the initialisation of its weights allows that
+            with suppress(NotImplementedError, RuntimeError), torch.device("meta"):
+                return maker(**arguments)
+        return maker(**arguments)
+    except (NotRunnable, UserError):
+        raise
+    except (Exception, SystemExit) as error:  # a constructor may raise anything
+        reason = absent if absent and isinstance(error, OSError) else text.reason_of(error)
+        raise UserError(f"{name} cannot be made: {reason}") from error
+
+
+def _check_arguments(name: str, maker: Any, arguments: Mapping[str, Any]) -> None:
+    """Raise UserError for an argument that a class or function does not take, or that it needs."""
     try:
         signature = inspect.signature(maker)
-    except (TypeError, ValueError):  # of a builtin
-        signature = inspect.Signature.from_callable(lambda *_, **__: None)
+    except (TypeError, ValueError):  # some builtins have none
+        return
     try:
-        signature.bind_partial(**arguments)  # first, since a wrong name makes another one missing
+        signature.bind_partial(**arguments)  # names a misspelt argument, before one that is missing
         signature.bind(**arguments)
     except TypeError as error:
         raise UserError(
             f"{name}: {error}; it takes {signature}: --arg NAME=VALUE, or arguments in a file"
         ) from None
-    try:
-        try:
-            with torch.device("meta") if device == "meta" else nullcontext():
-                return maker(**arguments)
-        except (NotImplementedError, RuntimeError):
-            if device != "meta":
-                raise
-            return maker(**arguments)
-    except (NotRunnable, UserError):
-        raise
-    except (Exception, SystemExit) as error:  # whatever a stranger's constructor raises
-        reason = absent if absent and isinstance(error, OSError) else text.reason_of(error)
-        raise UserError(f"{name} cannot be made: {reason}") from error

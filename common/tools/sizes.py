@@ -1,5 +1,5 @@
-"""The sizes of the Conformer transducer that `profile` and `largest` make, the YAML files that say
-them, and the losses that it can have."""
+"""The sizes of the Conformer transducer that `profile` and `largest` make, and the losses that it
+can have.  No torch here."""
 
 from __future__ import annotations
 
@@ -16,13 +16,23 @@ from rnnt_bench.setup import interpreters
 from rnnt_bench.tools import configuration
 from rnnt_bench.tools.configuration import Positive
 
-#: In the place of a file: icefall's own Conformer, at its own sizes.
+#: Stands in place of a file of sizes for icefall's own Conformer, at its own sizes.
 ICEFALL = "icefall"
 
 
 class Sizes(Struct, frozen=True, forbid_unknown_fields=True):
-    """The sizes that a configuration may change.  Defaults are icefall's, but dropout, which
-    --no-dropout sets to 0."""
+    """Hold the sizes of a Conformer transducer, as a YAML file may give them; the defaults are those
+    of icefall's pruned_transducer_stateless2.
+
+    Attributes:
+        features: numbers of a feature frame
+        embed_channels: channels of the three convolutions before the encoder
+        encoder_dim, decoder_dim: dimensions of their outputs
+        feed_forward: hidden units of a feed-forward
+        kernel: frames that a convolution of the encoder spans, an odd number
+        context: symbols that the decoder sees
+        joiner_dim: dimension at which both outputs are added
+    """
 
     features: Positive = 80
     embed_channels: tuple[Positive, Positive, Positive] = (8, 32, 128)
@@ -47,18 +57,20 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_sizes(config: str, changes: Sequence[tuple[str, str]], flag: str) -> Sizes:
-    """Return the sizes in a YAML file, the defaults for ICEFALL or "".  Raises UserError.
+    """Return the sizes of a YAML file; the defaults for ICEFALL or "".  Raises UserError.
 
-    changes: (key, YAML) of sizes that `flag` gives in place of those of the file."""
+    changes: (key, YAML) of each size that `flag` gives in place of that of the file."""
     values = {} if config in ("", ICEFALL) else configuration.read(Path(config))
-    configuration.converted(values, Sizes, config)
-    values.update((key, configuration.parsed(value, f"{flag} {key}")) for key, value in changes)
+    configuration.converted(values, Sizes, config)  # its message is to name the file
+    for key, value in changes:
+        values[key] = configuration.parsed(value, f"{flag} {key}")
     return configuration.converted(values, Sizes, flag)
 
 
 def loss_here(name: str, flag: str) -> Implementation:
-    """Return a loss for the model.  Raises UserError for one that does not run in this Python; the
-    advice is one of its kind that does."""
+    """Return a loss that runs in this Python, as the model does.
+
+    Raises UserError for one that does not; the message names a loss of the same kind that does."""
     row = find(name)
     if not row.condition and (row.environment == "main" or not interpreters.lacks(row.package)):
         return row

@@ -1,8 +1,8 @@
-"""The model of `profile`, and of `largest` where a YAML names it: a Conformer transducer of the
-shape of icefall's pruned_transducer_stateless2, built of torchaudio.models.Conformer and torch.nn,
-with any loss of this suite.
+"""A Conformer transducer of the size of icefall's pruned_transducer_stateless2, with any loss of
+this suite.  It is built of torchaudio.models.Conformer and torch.nn.
 
-docs/profile.md has the parameters of both, part by part, and why they differ."""
+`profile` and `largest` run it. docs/profile.md compares its parameters with icefall's, part by
+part."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from rnnt_bench.losses.inputs import Batch, Joiner
 from rnnt_bench.tools import loading
 from rnnt_bench.tools.sizes import Sizes
 
+#: Feature frames for each frame of the encoder's output.
 SUBSAMPLING = 4
-#: The file of icefall's own model.
+#: Import path of the function that makes icefall's own model.
 ICEFALL_MODEL = f"{files.ROOT / 'examples' / 'icefall.py'}:transducer"
 
 
 def batch_of(targets: torch.Tensor, utterances: Iterable[tuple[int, int]]) -> Batch:
-    """Return a batch of int32 targets (N, U) and of (feature frames, U) of each utterance, whose
-    outputs of encoder and decoder are left to the model."""
+    """Return a batch for the loss, without outputs of encoder and decoder: the model adds them.
+
+    targets: (N, U) int32; utterances: (feature frames, U) of each."""
     shapes = [(int(subsampled(frames, SUBSAMPLING)), int(U)) for frames, U in utterances]
-    T, U_lengths = (
-        torch.tensor(column, dtype=torch.int32, device=targets.device) for column in zip(*shapes)
-    )
-    none = torch.empty(0, device=targets.device)
-    return Batch(targets, T, U_lengths, shapes, none, none)
+    lengths = torch.tensor(shapes, dtype=torch.int32, device=targets.device)
+    T_lengths, U_lengths = lengths.T.contiguous()
+    no_output = torch.empty(0, device=targets.device)
+    return Batch(targets, T_lengths, U_lengths, shapes, no_output, no_output)
 
 
 class Embed(nn.Module):
-    """Maps (N, frames, features) to (N, T, encoder_dim): three convolutions of kernel 3, two of
-    them of stride 2."""
+    """Subsamples features (N, frames, features) to (N, T, encoder_dim), by three convolutions of
+    kernel 3, of which two have stride 2."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()
@@ -59,7 +60,7 @@ class Embed(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The front end, and torchaudio's Conformer."""
+    """Subsamples features, then runs torchaudio's Conformer."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()
@@ -77,13 +78,15 @@ class Encoder(nn.Module):
     def forward(
         self, features: torch.Tensor, lengths: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return outputs (N, T, encoder_dim) and lengths (N,) of features (N, frames, features) and
-        lengths (N,)."""
+        """Return the outputs (N, T, encoder_dim) and their lengths (N,).
+
+        features: (N, frames, features); lengths: (N,), in feature frames."""
         return self.conformer(self.embed(features), subsampled(lengths, SUBSAMPLING))
 
 
 class Decoder(nn.Module):
-    """Stateless: the last `context` symbols alone, by an embedding and a depthwise convolution."""
+    """A stateless decoder: it sees the last `context` symbols alone, by an embedding and a depthwise
+    convolution."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()
@@ -93,15 +96,15 @@ class Decoder(nn.Module):
         self.convolution = nn.Conv1d(D, D, sizes.context, groups=D, bias=False)
 
     def forward(self, symbols: torch.Tensor) -> torch.Tensor:
-        """Return outputs (N, U+1, decoder_dim) of symbols (N, U+1), of which the first is a
-        blank."""
+        """Return the outputs (N, U+1, decoder_dim) of symbols (N, U+1), the first a blank."""
         embedded = nn.functional.pad(self.embedding(symbols).transpose(1, 2), (self.context - 1, 0))
         return nn.functional.relu(self.convolution(embedded).transpose(1, 2))
 
 
 class Part(nn.Module):
-    """A function as a module, so that it has a name, and its backward a label.  layers: those that
-    it uses."""
+    """Calls a function, so that hooks on modules see its forward and its backward.
+
+    layers: the modules whose parameters the function uses."""
 
     def __init__(self, layers: Any = None):
         super().__init__()
@@ -112,12 +115,12 @@ class Part(nn.Module):
 
 
 class Criterion(nn.Module):
-    """From encoder and decoder outputs to the summed loss: the joiner, and the loss of `adapter`,
-    always in float32.
+    """Computes the summed loss of encoder and decoder outputs: the joiner, then the loss of an
+    adapter, always in float32.
 
-    Parts are `joiner` and `rnnt_loss`; of a pruned loss, as icefall's profile labels them,
-    `rnnt_loss_simple` with its projections, and `rnnt_loss_pruned` with the ranges, the pruning and
-    the joiner."""
+    It has a Part for each thing that `profile` labels: `joiner` and `rnnt_loss`; for a pruned loss,
+    as in icefall's profile, `joiner`, `rnnt_loss_simple` (the projections and the simple loss) and
+    `rnnt_loss_pruned` (the ranges, the pruning, the joiner and the pruned loss)."""
 
     def __init__(self, adapter: Any, device: torch.device):
         super().__init__()
@@ -126,7 +129,7 @@ class Criterion(nn.Module):
         layers: Joiner = self.layout.model(device, torch.float32)
         self.joiner = Part(layers)
         self.projections = layers.extra
-        self.exact = partial(torch.autocast, device.type, enabled=False)
+        self.without_autocast = partial(torch.autocast, device.type, enabled=False)
         if isinstance(self.layout, layouts.Pruned):
             self.rnnt_loss_simple = Part()
             self.rnnt_loss_pruned = Part()
@@ -134,60 +137,66 @@ class Criterion(nn.Module):
             self.rnnt_loss = Part()
 
     def forward(self, batch: Batch, prepared: Any, scores: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the summed loss of a batch of the joiner's inputs.  scores: what the pruned loss
-        projects."""
-        encoder_out, decoder_out = batch.encoder_out, batch.decoder_out
+        """Return the summed loss.
+
+        batch: has what the joiner adds up; prepared: what the adapter made of the labels; scores:
+        the outputs of encoder and decoder, which the pruned loss projects."""
+        outputs = (batch.encoder_out, batch.decoder_out)
         if isinstance(self.layout, layouts.Pruned):
             simple, arcs = self.rnnt_loss_simple(partial(self._simple, prepared), *scores)
-            prune = partial(self._pruned, batch, prepared, arcs)
-            pruned = self.rnnt_loss_pruned(prune, encoder_out, decoder_out)
+            pruned_loss = partial(self._pruned, batch, prepared, arcs)
+            pruned = self.rnnt_loss_pruned(pruned_loss, *outputs)
             return layouts.SIMPLE_LOSS_SCALE * simple + pruned
 
         def run(
-            function: Any, encoder_out: torch.Tensor, decoder_out: torch.Tensor
+            method: Callable[..., torch.Tensor],
+            encoder_out: torch.Tensor,
+            decoder_out: torch.Tensor,
         ) -> torch.Tensor:
             inputs = replace(batch, encoder_out=encoder_out, decoder_out=decoder_out)
-            return function(self.joiner.layers, inputs, prepared)
+            return method(self.joiner.layers, inputs, prepared)
 
-        if self.layout.tensors != ("logits",):  # the joiner is within the loss
-            with self.exact():
-                step = partial(run, self.layout.step)
-                return self.rnnt_loss(step, encoder_out.float(), decoder_out.float())
-        logits = self.joiner(partial(run, self.layout.given), encoder_out, decoder_out)
-        return self.from_logits(logits, batch, prepared)
+        if self.layout.tensors == ("logits",):
+            logits = self.joiner(partial(run, self.layout.given), *outputs)
+            return self.from_logits(logits, batch, prepared)
+        with self.without_autocast():  # such a loss contains the joiner
+            step = partial(run, self.layout.step)
+            return self.rnnt_loss(step, *(output.float() for output in outputs))
 
     def from_logits(self, logits: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
-        """Return the summed loss of the logits, as the layout gives them."""
-        with self.exact():
+        """Return the summed loss of logits, in the shape that the layout gives them."""
+        with self.without_autocast():
             return self.rnnt_loss(
-                lambda exact: self.layout.loss(exact, batch, prepared), logits.float()
+                lambda given: self.layout.loss(given, batch, prepared), logits.float()
             )
 
     def _simple(self, prepared: Any, to_am: torch.Tensor, to_lm: torch.Tensor) -> Any:
-        """Return the simple loss, and the gradients of its arcs."""
+        """Return the simple loss, and its gradients to the arcs of the lattice.
+
+        to_am, to_lm: outputs of encoder and decoder, before their projections to V."""
         am, lm = self.projections["am"](to_am), self.projections["lm"](to_lm)
-        with self.exact():
+        with self.without_autocast():
             return self.adapter.simple_loss(am.float(), lm.float(), prepared)
 
     def _pruned(self, batch: Batch, prepared: Any, arcs: Any, *outputs: torch.Tensor) -> Any:
-        """Return the pruned loss, in the ranges that the gradients of the simple loss's arcs
-        give."""
+        """Return the pruned loss of encoder and decoder outputs.  arcs: gradients of the simple loss,
+        which choose the range of symbols of each frame."""
         prepared.ranges = self.adapter.ranges(arcs, prepared)
 
         def join(encoder_out: torch.Tensor, decoder_out: torch.Tensor) -> torch.Tensor:
             return self.joiner.layers(encoder_out + decoder_out)
 
         logits = self.joiner(join, *self.adapter.pruned(*outputs, prepared.ranges))
-        with self.exact():
+        with self.without_autocast():
             return self.layout.loss(logits.float(), batch, prepared)
 
 
 class Transducer(nn.Module):
-    """The whole model, with projections of both outputs to the joiner's dimension, where icefall's
-    joiner has them.
+    """The whole model: encoder, decoder, a projection of the outputs of each to the joiner's
+    dimension, joiner and loss.
 
-    sizes: of the projections, and of the parts that are None; linear: makes a projection of
-      (inputs, outputs)."""
+    encoder, decoder: None for those of this file; linear: makes a projection of (inputs, outputs).
+    """
 
     def __init__(
         self,
@@ -203,13 +212,12 @@ class Transducer(nn.Module):
         self.encoder_proj = linear(sizes.encoder_dim, sizes.joiner_dim)
         self.decoder_proj = linear(sizes.decoder_dim, sizes.joiner_dim)
         self.criterion = criterion
-        if criterion.projections:  # they take what encoder and decoder return
+        if criterion.projections:  # of a pruned loss; they project what encoder and decoder return
             criterion.projections["am"] = linear(sizes.encoder_dim, sizes.vocab_size)
             criterion.projections["lm"] = linear(sizes.decoder_dim, sizes.vocab_size)
 
     def parts(self) -> dict[str, nn.Module]:
-        """Return the parts beside the encoder by name: the joiner is with both projections to its
-        dimension."""
+        """Return the parts other than the encoder by name; "joiner" has the projections to it."""
         joiner = nn.ModuleList(
             [self.encoder_proj, self.decoder_proj, self.criterion.joiner.layers.output]
         )
@@ -219,8 +227,15 @@ class Transducer(nn.Module):
         return {"decoder": self.decoder, "joiner": joiner, **projections}
 
     def forward(self, features, feature_lengths, symbols, batch, prepared) -> torch.Tensor:
-        """Return the summed loss of features (N, frames, features), their lengths (N,), symbols (N,
-        U+1) with a blank first, and the batch with the arguments of the loss."""
+        """Return the summed loss.
+
+        Args:
+            features: (N, frames, features)
+            feature_lengths: (N,), in frames
+            symbols: (N, U+1), a blank before the targets
+            batch: targets and lengths, as `batch_of` returns them
+            prepared: what the adapter made of the targets and lengths
+        """
         encoder_out, _ = self.encoder(features, feature_lengths)
         decoder_out = self.decoder(symbols)
         projected = replace(
@@ -232,8 +247,10 @@ class Transducer(nn.Module):
 
 
 class Imported(nn.Module):
-    """A model by import path: model(features, feature_lengths, symbols, symbol_lengths) returns its
-    loss, or logits (N, T, U+1, V), alone or first of several, as torchaudio.models.RNNT does."""
+    """A model of the user's, with a loss of this suite where it returns logits.
+
+    model(features, feature_lengths, symbols, symbol_lengths) returns its loss, or logits (N, T,
+    U+1, V) and perhaps their lengths (N,), as torchaudio.models.RNNT does."""
 
     def __init__(self, model: nn.Module, criterion: Criterion):
         super().__init__()
@@ -241,11 +258,19 @@ class Imported(nn.Module):
         self.criterion = criterion
 
     def forward(self, features, feature_lengths, symbols, batch, prepared) -> torch.Tensor:
-        """Return the summed loss; arguments as those of Transducer.forward."""
+        """Return the summed loss.
+
+        Args:
+            features: (N, frames, features)
+            feature_lengths: (N,), in frames
+            symbols: (N, U+1), a blank before the targets
+            batch: targets and lengths, as `batch_of` returns them
+            prepared: not used, since the lengths T are those that the model returns
+        """
         symbol_lengths = (batch.U_lengths + 1).to(symbols.dtype)
         outputs = self.model(features, feature_lengths, symbols, symbol_lengths)
         first, *rest = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-        if first.dim() < 3:
+        if first.dim() < 3:  # the loss
             return first.sum()
         N, T = first.shape[:2]
         lengths = rest[0].int() if rest else torch.full((N,), T, dtype=torch.int32)
@@ -259,19 +284,17 @@ class Imported(nn.Module):
 
 
 def made(sizes: Sizes, criterion: Criterion, config: str = "") -> Transducer:
-    """Return the Conformer transducer of these sizes; icefall's own where a configuration is
-    named."""
+    """Return the Conformer transducer of these sizes; with config "icefall" icefall's own."""
     make = loading.imported(ICEFALL_MODEL) if config else Transducer
     model: Transducer = make(sizes, criterion)
     return model
 
 
 class Trained(nn.Module):
-    """The Conformer transducer with a loss of the benchmarks; it takes a batch as
-    torchaudio.models.RNNT does.
+    """The Conformer transducer with a loss of the benchmarks, called as torchaudio.models.RNNT is.
 
-    config: "icefall", or ""; device: where it will run; sizes: as in `Sizes`.  Raises UserError,
-      NotRunnable."""
+    config: "icefall", or ""; loss: a row of the benchmarks; device: where it will run; sizes: the
+    fields of `Sizes`.  Raises UserError, and NotRunnable for a loss that cannot run here."""
 
     def __init__(self, config: str = "", loss: str = "fused", device: str = "cpu", **sizes: Any):
         super().__init__()
@@ -286,8 +309,14 @@ class Trained(nn.Module):
         self.model = made(dimensions, Criterion(self.adapter, where), config)
 
     def forward(self, features, lengths, symbols, symbol_lengths) -> torch.Tensor:
-        """Return the summed loss of features (N, frames, features), their lengths (N,), symbols (N,
-        U+1) with a blank first, and their lengths (N,)."""
+        """Return the summed loss.
+
+        Args:
+            features: (N, frames, features)
+            lengths: (N,), in frames
+            symbols: (N, U+1), a blank before the targets
+            symbol_lengths: (N,), U+1 of each utterance
+        """
         utterances = zip(lengths.tolist(), (symbol_lengths - 1).tolist())
         batch = batch_of(symbols[:, 1:].int().contiguous(), utterances)
         return self.model(features, lengths, symbols, batch, self.adapter.prepare(batch))
