@@ -145,7 +145,7 @@ def largest(folder: str) -> str:
     run = kept.read(path)
     shown = losses.answer(run).render("table")
     typed_in = f"{typed(command(run.header))}\n" if run.header.config["type"] == "training" else ""
-    day, machine = run.header.started[:10], machines_of.named(run.header.machine)
+    day, machine = run.header.started[:10], machines_of.described(run.header.machine)
     return f"```\n{typed_in}{shown}```\n\nThis was measured on {day}, {machine}."
 
 
@@ -156,7 +156,7 @@ def source(path: str) -> str:
 
 def _named(row: Row) -> str:
     """Return the name of a row, with its condition where that is not that of most rows: it is ranked among its own."""
-    return METRICS["implementation"].shown(row) + (f", {row.under}" if row.under else "")
+    return METRICS["implementation"].shown(row) + (f", {row.other_torch}" if row.other_torch else "")
 
 
 def _by_name(folder: str) -> dict[str, Row]:
@@ -181,7 +181,7 @@ def runs() -> str:
             headers: list[Any] = [row.header for row in [*log.rows, *log.swept]]
             headers += [kept.read(path).header for path in folder.rglob(TOOL_FILE_NAME)]
             machine = headers[0].machine
-            hardware = f"{machines_of.named(machine)}, {(machine.memory_bytes or 0) / GIB:.0f} GiB"
+            hardware = f"{machines_of.described(machine)}, {(machine.memory_bytes or 0) / GIB:.0f} GiB"
             made_by = [f"`{script}`" for name, script in MADE_BY.items() if folder.name.endswith(f"-{name}")]
             commands = made_by or dict.fromkeys(f"`{command(header, headers)}`" for header in headers)
             revisions = dict.fromkeys((header.git_revision or "?")[:7] for header in headers)
@@ -266,7 +266,7 @@ def lead() -> str:
             controls = [control for name in BESIDE if (control := ahead[name].row.with_fast_products)]
             both = [ahead[name] for name in BESIDE], controls
             leads += [min(each.ratio.ratio for each in standings) for standings in both if standings]
-            machine = f"{machines_of.of_row(first)}, {first.header.started[:10]}"
+            machine = f"{machines_of.machine_of(first)}, {first.header.started[:10]}"
             is_above = "above limit" in doubts.kinds(first) and first.rates.loop is None
             step = METRICS["step_ms"].shown(first) + (" !" if is_above else "")
             notes += [ABOVE] if is_above else []
@@ -436,7 +436,7 @@ def _dated(folder: str) -> str:
 
 def _device(row: Row) -> str:
     """Return the name of what a row was measured on: the GPU, or the machine."""
-    return machines_of.of_row(row) if row.device == "cpu" else str(row.environment.device_name)
+    return machines_of.machine_of(row) if row.device == "cpu" else str(row.environment.device_name)
 
 
 # Figures in sentences.
@@ -477,7 +477,7 @@ def _others(folder: str) -> str:
     """Return the peaks of the other exact losses that one can choose from, "497 to 974", and the least of those on an
     utterance at a time, where the run has them."""
     rows = [row for name, row in _by_name(folder).items() if name in CHOICES and name != "fused"]
-    peaks = [row.peak_mb for row in rows if row.kind == "exact" and not row.under]
+    peaks = [row.peak_mb for row in rows if row.kind == "exact" and not row.other_torch]
     pieces = [row.peak_mb for row in _by_name(folder).values() if row.kind == BY_UTTERANCE and row.peak_mb]
     of_pieces = f", or {min(pieces):.0f} an utterance at a time" if pieces else ""
     return f"{min(peaks):.0f} to {max(peaks):.0f}{of_pieces}"

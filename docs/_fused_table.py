@@ -249,7 +249,7 @@ def line(entry: Measured) -> dict[str, Cell]:
 def described(measured: Sequence[Measured]) -> str:
     """Return what was measured, where and how, and which counter is the memory."""
     row = measured[0].fused
-    machine = machines.named(row.header.machine) if row.device == "cpu" else row.device_name
+    machine = machines.described(row.header.machine) if row.device == "cpu" else row.device_name
     peaks_mb = next((entry.memory["fused"].peaks_mb["step"] for entry in measured if "fused" in entry.memory), {})
     counter = COUNTERS[next((counter for counter in PEAKS if peaks_mb.get(counter)), "process")]
     return (

@@ -52,8 +52,13 @@ def picture(rows: list[Row]) -> Figure:
             text = {"mode": "markers+text", "text": [words], "textposition": "top left"}
             data.append(points(row.name, [(ms, mb)], marker(row.look, WINNER), **text))
         else:
-            text = {"mode": "markers+text", "text": [row.marked], "textposition": "top center", "cliponaxis": False}
-            data.append(points(row.name, [(ms, mb)], marker(row.look, LARGE, hollow=bool(row.under)), **text))
+            text = {
+                "mode": "markers+text",
+                "text": [row.marked_label],
+                "textposition": "top center",
+                "cliponaxis": False,
+            }
+            data.append(points(row.name, [(ms, mb)], marker(row.look, LARGE, hollow=bool(row.other_torch)), **text))
     across = span([0.6 * min(ms for ms, _ in at), *(ms for ms, _ in at)])  # with room for a name at the left
     up = span([mb for _, mb in at])
     frame = layout(HEIGHT, None, xaxis=axis_of("step, ms", across), yaxis=axis_of("peak, MB", up))

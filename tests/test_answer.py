@@ -352,7 +352,7 @@ def test_kinds_and_torches_are_apart_and_failed_rows_are_not_compared():
     expected = {"exact": 1, "slow": 2, "pruned": 1, "pruned2": 4, "k2": 1, "exact@k2": 2, "died": None, "missing": None}
     assert ratios_of == expected
     assert (standings["pruned2"]["fastest"], standings["exact@k2"]["fastest"]) == ("pruned", "k2")
-    assert {each.name for each in rows if each.under == "under torch 1.13.1"} == {"k2", "exact@k2"}
+    assert {each.name for each in rows if each.other_torch == "under torch 1.13.1"} == {"k2", "exact@k2"}
 
 
 def test_a_row_is_compared_by_its_step_or_by_its_loss():

@@ -45,7 +45,7 @@ def seeds(thorough):
 @cache
 def real(load, name):
     path = DATA / load / f"{name}.jsonl"
-    return measured.row(store.read(path), path.parent, traces=False)
+    return measured.row_of(store.read(path), path.parent, traces=False)
 
 
 def timing_jobs(run):
@@ -62,7 +62,7 @@ def drawn(run, rounds, run_id, factor=1.0, calm=False):
         return replace(line, **changed)
 
     lines = [copy(line, number) for number, lines in enumerate(rounds, start=1) for line in lines]
-    return measured.row([replace(run.header, run_id=run_id), *lines], run.folder, traces=False)
+    return measured.row_of([replace(run.header, run_id=run_id), *lines], run.folder, traces=False)
 
 
 def separate_runs(run, seed, rounds, **options):
@@ -127,7 +127,7 @@ def quieter(run, spread):
         return replace(line, total_wall_ns=center * (line.total_wall_ns / center) ** power)
 
     lines = [shrunk(line) for lines in run.jobs.values() for line in lines]
-    return measured.row([run.header, *lines], run.folder, traces=False)
+    return measured.row_of([run.header, *lines], run.folder, traces=False)
 
 
 def by_batch(samples, *batches):

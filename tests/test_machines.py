@@ -80,7 +80,7 @@ def test_one_processor_is_one_machine_whatever_its_rates_are(tmp_path):
     sides = pair(tmp_path, ZEN5, {**ZEN5, "os": "a newer kernel"}, (47, 207), (37, 206))
     assert run("rnnt-bench", "compare", *sides).returncode == 0
     (group,) = logs.read([tmp_path]).groups
-    assert "EPYC (family 26, model 2, AVX-512)" in machines.named(group.rows[0].header.machine)
+    assert "EPYC (family 26, model 2, AVX-512)" in machines.described(group.rows[0].header.machine)
     assert "since 24 Nov 2024" in summarize(tmp_path, details=False)
     assert "(family 26, model 2, AVX-512)" in group.heading
     assert run("rnnt-bench", "report", tmp_path, "--output", tmp_path / "page.html").returncode == 0

@@ -6,7 +6,7 @@ import importlib
 from types import SimpleNamespace
 
 import pytest
-from rnnt_bench.analysis.measured import _of_jobs
+from rnnt_bench.analysis.measured import _status_of_jobs
 from rnnt_bench.cli.benchmark import benchmark, default_rows
 from rnnt_bench.cli.parser import standard
 from rnnt_bench.core import implementations, settings
@@ -49,7 +49,7 @@ def test_ctrl_c_at_the_traces_leaves_rows_that_are_whole(tmp_path):
     recorded = schema.RecordedSettings(passes=["timing", "memory"], rounds=1)
     jobs = {"timing-1": [schema.typed(status("timing-1"))]}
     heads = [schema.Header(name=name, settings=recorded) for name in ("torchaudio@k2", "torchaudio")]
-    assert [_of_jobs(jobs, head)[0] for head in heads] == ["ok", "interrupted"]
+    assert [_status_of_jobs(jobs, head)[0] for head in heads] == ["ok", "interrupted"]
 
 
 def test_a_job_that_fails_costs_its_row_alone(tmp_path):

@@ -1,11 +1,10 @@
-"""Judge two separate runs over the rows that did not change between them: what these moved by is
-the machine's part.
+"""Judge two separate runs with a control: the rows whose code did not change between them.
 
-A row of two runs moves by its change, by what the machine's day does to all rows (clock, memory),
-and by what it does to this row alone.  Rows of the same package, version and torch show the last
-two.  So a ratio of separate runs is over theirs, and its interval is as wide as they are apart; an
-unchanged row is judged over the other ones.  Fewer than ratios.FEWEST_CONTROLS of them tell
-nothing: then what is below doubts.SEPARATE is unclear."""
+Between two runs the time of a row moves for three reasons: its code changed, the machine's day (clock,
+memory) moved all rows, and the day moved this row alone. Rows of the same package, version and torch
+show the last two. So the ratio of a changed row is divided by theirs, and its interval is as wide as
+theirs differ from each other. An unchanged row is judged over the other unchanged ones. With fewer than
+ratios.FEWEST_CONTROLS of them there is no control, and a ratio below doubts.SEPARATE is unclear."""
 
 from __future__ import annotations
 
@@ -23,9 +22,10 @@ OWN_PACKAGES = ("fused_transducer", "torch")
 
 
 def is_unchanged(baseline: Row, row: Row) -> bool:
-    """Tell whether two runs are of the same code of one loss, as far as records tell. A loss of
-    this repository, or one that it does not know, is the same at one revision without uncommitted
-    changes."""
+    """Tell whether two runs are of the same code of one loss, as far as records tell.
+
+    A package is known by its version. A loss of this repository, or one that it does not know, is the
+    same only at one git revision without uncommitted changes."""
     if (
         baseline.name != row.name
         or _versions(baseline) != _versions(row)
@@ -42,6 +42,7 @@ def is_unchanged(baseline: Row, row: Row) -> bool:
 
 
 def _versions(row: Row) -> tuple[object, ...]:
+    """Return what tells two builds of a loss apart: its package, the package's version, torch's."""
     return row.header.package, row.environment.implementation_version, row.environment.torch
 
 
@@ -50,37 +51,37 @@ def standings(
 ) -> list[Standing]:
     """Return how the new row of each pair (baseline, new) stands against its baseline.
 
-    Where the two come from separate runs, `control` holds by how much the other rows moved between
-    these two runs whose code did not change; the standing is judged over that."""
+    Where the two come from separate runs, the standing has a control: the other rows of these two runs
+    whose code did not change."""
     result = [stand(new, baseline, scope, margins) for baseline, new in pairs]
     unchanged = unchanged_by_runs(result)
     for number, standing in enumerate(result):
         if not standing.paired:
-            others = [
-                other for other in unchanged.get(_runs(standing), []) if other is not standing
-            ]
-            result[number] = replace(standing, control=moved(others))
+            of_same_runs = unchanged.get(_runs(standing), [])
+            others = [other for other in of_same_runs if other is not standing]
+            result[number] = replace(standing, control=control_of(others))
     return result
 
 
 def unchanged_by_runs(compared: Sequence[Standing]) -> dict[tuple[str, ...], list[Standing]]:
-    """Return the standings of unchanged rows of separate runs by their two runs (see `_runs`),
-    without those measured beside other load."""
-    usable = [
-        standing
+    """Return key of two separate runs (see `_runs`) -> the standings of their unchanged rows, without
+    those measured beside other load."""
+    return text.gathered(
+        (_runs(standing), standing)
         for standing in compared
-        if not standing.paired and not standing.beside_load and standing.ratio
-    ]
-    unchanged = [standing for standing in usable if is_unchanged(standing.baseline, standing.row)]
-    return text.gathered((_runs(standing), standing) for standing in unchanged)
+        if standing.ratio
+        and not standing.paired
+        and not standing.beside_load
+        and is_unchanged(standing.baseline, standing.row)
+    )
 
 
-def moved(unchanged: Sequence[Standing]) -> ratios.Control | None:
-    """Return by how much unchanged rows moved together; None if they are too few to tell."""
+def control_of(unchanged: Sequence[Standing]) -> ratios.Control | None:
+    """Return by how much the times of unchanged rows moved; None if they are too few to tell."""
     return ratios.control([standing.ratio for standing in unchanged if standing.ratio])
 
 
 def _runs(standing: Standing) -> tuple[str, ...]:
-    """Return what rows of the same two runs share; cells of a sweep are runs of their own."""
+    """Return a key that rows of the same two runs share; each cell of a sweep has its own."""
     baseline, new = standing.baseline.header, standing.row.header
     return baseline.run_id, new.run_id, str(sorted(new.values.items()))

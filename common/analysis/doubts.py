@@ -1,8 +1,8 @@
-"""Say every doubt about a number: of a row, of the ratio of two rows, of the two sides of a
-comparison.
+"""Find the doubts about numbers: about those of a row, about the ratio of two rows, and about the two
+sides of a comparison.
 
-A doubt changes no number.  Tables mark the number, notes say the words, and no verdict rests on a
-number whose doubt withholds it.
+A doubt changes no number. Tables mark the number, notes print the doubt's sentence, and no verdict
+rests on a number with a doubt that withholds it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from rnnt_bench.records import schema
 
 #: Share of samples beside other load from which on two separate runs cannot be compared.
 BUSY_LIMIT = 0.1
-#: A ratio of two separate runs that the machine's day is not taken to explain.
+#: A ratio of two separate runs above this, or below its inverse, is too large for the machine's day
+#: (clock, memory) to explain.
 SEPARATE = 1.3
 #: Errors of gradients above this are marked: small batches must be within it in float32.
 MARKED_ERROR = 1e-4
-#: Gradients further off than so many times float32's rounding are computed in less than float32.
+#: Gradients whose error is more than this many times that of float32 sums are computed in less than
+#: float32.
 COARSE = 10
-#: More than what Python and torch keep of a step of their own, which is a few kilobytes.
+#: Python and torch themselves keep a few kilobytes of a step; a loss that keeps more than this leaks.
 LEAK_MB = 0.05
+#: Advice where samples ran beside other load.
 CALM = "end what else runs and repeat"
-#: Stands in the place of a winner, where other load may have made it one.
+#: Printed in place of a winner that other load may have made the winner.
 WITHHELD = "withheld: samples ran beside other load; measure again when the machine is quiet"
 
 
@@ -37,8 +40,7 @@ class Doubt(NamedTuple):
     """Hold why a number may be off.
 
     Attributes:
-        kind: word by which tables choose a mark and a verdict its form, such as "beside load" or
-          "coarse"
+        kind: by which tables choose a mark and verdicts their form, such as "beside load", "coarse"
         words: a sentence, without its full stop
         withholds: whether no verdict may rest on the number
     """
@@ -49,35 +51,47 @@ class Doubt(NamedTuple):
 
 
 def doubts(row: Row) -> list[Doubt]:
-    """Return the doubts about the numbers of a row: its times, its errors, its memory, its
-    traces."""
-    return [*_about_times(row), *_about_errors(row), *_about_memory(row), *_about_traces(row)]
+    """Return the doubts about the numbers of a row: its times, errors, memory and traces."""
+    return [
+        *_about_times(row),
+        *_about_limits(row),
+        *_about_errors(row),
+        *_about_memory(row),
+        *_about_process(row),
+        *_about_traces(row),
+    ]
 
 
 def kinds(row: Row) -> set[str]:
+    """Return the kinds of the doubts about a row."""
     return {doubt.kind for doubt in doubts(row)}
 
 
 def with_mark(words: str, row: Row, kind: str) -> str:
-    """Return the words of a number, marked where the row has a doubt of this kind."""
+    """Return `words`, with a "!" behind them where the row has a doubt of this kind."""
     return f"{words} !" if kind in kinds(row) else words
 
 
 def _about_times(row: Row) -> Iterator[Doubt]:
-    """Yield the doubts about the times of a row, and about the limits that they are a share of."""
+    """Yield a doubt if samples ran beside other load: "beside load" if whole rounds did, else "busy"."""
     flagged = sum(sample.is_flagged for sample in row.timed)
     if flagged:
         scopes = row.loaded_rounds
         words = f"{flagged} of {len(row.timed)} samples ran beside other load"
         withholds = any(row.is_beside_load(scope) for scope in scopes)
         yield Doubt("beside load" if scopes else "busy", words, withholds)
+
+
+def _about_limits(row: Row) -> Iterator[Doubt]:
+    """Yield a doubt about the time that the device needs at least: where a row is faster than that, or
+    where it was measured beside other load."""
     limits_beside_load = all(line.flags for line in row.limits)
     above = [scope for scope, percent in row.limit_percent.items() if percent > 100]
     if above:
-        why = "it was measured beside other load" if limits_beside_load else "please report it"
+        cause = "it was measured beside other load" if limits_beside_load else "please report it"
         if "step" in above and row.device == "cpu" and row.rates.loop is None:
-            why = "of products torch's rate alone was measured, which may be slow here"
-        words = f"above 100% of the device's limit, so its time or the limit is wrong ({why})"
+            cause = "of products torch's rate alone was measured, which may be slow here"
+        words = f"above 100% of the device's limit, so its time or the limit is wrong ({cause})"
         # tables mark the time of the scope that they show
         yield Doubt("above limit" if row.scope in above else "limit", words)
     elif limits_beside_load and row.limit_percent:
@@ -86,18 +100,23 @@ def _about_times(row: Row) -> Iterator[Doubt]:
 
 
 def _about_errors(row: Row) -> Iterator[Doubt]:
+    """Yield the doubts that the correctness pass leaves: errors that tell of low precision, and inputs
+    that a loss gets wrong."""
     checked = row.checked
-    size = checked.at_size
+    at_size = checked.at_size
     if row.imprecise:
         words = f"rounding alone puts it off by {row.imprecise:.1e} on a measured batch"
         yield Doubt("imprecise", f"imprecise: {words}")
-    if size and size.reference_error and size.grad_error > COARSE * size.reference_error:
-        words = f"its gradients are off by {size.grad_error:.1e} at size"
+    if (
+        at_size
+        and at_size.reference_error
+        and at_size.grad_error > COARSE * at_size.reference_error
+    ):
+        words = f"its gradients are off by {at_size.grad_error:.1e} at size"
         yield Doubt("coarse", f"computes in less than float32: {words}")
     if checked.differing:
-        words = (
-            f"a second step on the same inputs gives other bits in {_results(checked.differing)}"
-        )
+        results = _results(checked.differing)
+        words = f"a second step on the same inputs gives other bits in {results}"
         yield Doubt("not deterministic", f"not deterministic: {words}")
     if checked.reached_by_padding:
         reached = _results(checked.reached_by_padding)
@@ -113,24 +132,29 @@ def _about_errors(row: Row) -> Iterator[Doubt]:
 
 
 def _results(names: Sequence[str]) -> str:
-    """Word what a step returns: "loss", and tensors that get a gradient; "given" is what a loss
-    takes."""
+    """Return "the loss and the gradient of encoder" for ["loss", "encoder"].
+
+    names: "loss", or tensors that get a gradient; "given" is the tensor that a loss takes
+    """
     words = {"loss": "the loss", "given": "the gradient of its input"}
     return " and ".join(words.get(name, f"the gradient of {name}") for name in names)
 
 
 def is_far_off(row: Row) -> bool:
-    """Return whether tables mark the error of its gradients."""
-    return (row.errors[1] or 0.0) > MARKED_ERROR
+    """Tell whether tables mark the error of a row's gradients."""
+    return (row.errors.gradient or 0.0) > MARKED_ERROR
 
 
 def _about_memory(row: Row) -> Iterator[Doubt]:
+    """Yield a doubt if the peak is far above what torch's allocator counts."""
     if any(peak.beyond for peak in row.peaks_of(row.memory_scope).values()):
         words = "it takes far more memory than torch's allocator has, so the process's peak (the device's) counts"
         yield Doubt("beyond", words)
 
 
-def _about_traces(row: Row) -> Iterator[Doubt]:
+def _about_process(row: Row) -> Iterator[Doubt]:
+    """Yield the doubts about what a loss does to its process: settings that it changes, memory that it
+    keeps."""
     changed = sorted({name for line in row.lines_of(schema.Stop) for name in line.changed})
     if changed:
         words = f"changes {', '.join(changed)} of its process: its times are of other settings"
@@ -141,6 +165,10 @@ def _about_traces(row: Row) -> Iterator[Doubt]:
             f"keeps {text.number(kept_mb)} MB more after each step: a training runs out of memory"
         )
         yield Doubt("leak", words)
+
+
+def _about_traces(row: Row) -> Iterator[Doubt]:
+    """Yield the doubts about the profiled numbers, and why there are none."""
     for words in row.profile.notes:
         yield Doubt("trace", words)
     trace = row.newest(schema.Trace)
@@ -156,37 +184,43 @@ def _about_traces(row: Row) -> Iterator[Doubt]:
 
 
 def _kept_mb(row: Row) -> float:
-    """Return how much more memory a scope keeps after each step, in the round in which it is
-    least."""
-    stops = [line for line in row.lines_of(schema.Stop) if line.leaked_bytes is not None]
-    rounds = text.gathered((line.scope, (line.leaked_bytes or 0) / text.MB) for line in stops)
-    return max(map(min, rounds.values()), default=0.0)
+    """Return how much more memory in MB a loss keeps after each step.
+
+    It is the least over the rounds, since what other code keeps adds to some of them; of two scopes it
+    is the larger."""
+    by_scope = text.gathered(
+        (line.scope, line.leaked_bytes / text.MB)
+        for line in row.lines_of(schema.Stop)
+        if line.leaked_bytes is not None
+    )
+    return max(map(min, by_scope.values()), default=0.0)
 
 
 def beside_load(rows: Sequence[Row]) -> str:
-    """Return a line on the rows of a table that ran beside other load, "" where none did:
-    "18 of 18 samples ran beside other load: a; their times are too long ..."."""
+    """Return a line on the rows with rounds that ran beside other load, and what to do; "" where there
+    are none: "18 of 18 samples ran beside other load: a; their times are too long ..."."""
     loaded = [row for row in rows if row.loaded_rounds]
     if not loaded:
         return ""
-    beside = [sample for row in loaded for sample in row.timed if sample.beside_load]
-    share = others_cpu(beside)
+    samples = [sample for row in loaded for sample in row.timed if sample.beside_load]
+    share = others_cpu(samples)
     used = "" if share is None else f" (others used {share:.0%} of the CPU)"
     advice = "ratios leave these rounds out"
     if any(doubt.withholds for row in loaded for doubt in doubts(row)):
         waits = all(settings.waits(row.header.settings.preset, row.header.values) for row in loaded)
         again = "--resume" if waits else "--resume --wait 60"
         advice = f"their times are too long; when the machine is quiet, {again} measures these rounds again"
-    every = sum(len(row.timed) for row in rows)
+    total = sum(len(row.timed) for row in rows)
     names = ", ".join(dict.fromkeys(row.name for row in loaded))
-    return f"{len(beside)} of {every} samples ran beside other load{used}: {names}; {advice}"
+    return f"{len(samples)} of {total} samples ran beside other load{used}: {names}; {advice}"
 
 
 # The ratio of two rows.
 
 
 def about_ratio(evidence: Evidence) -> list[Doubt]:
-    """Return why a difference cannot be believed, whatever its interval is: the first is told."""
+    """Return why a difference of two rows cannot be believed, whatever its interval is; messages print
+    the first doubt alone."""
     ratio = evidence.ratio
     result = []
     if evidence.beside_load:
@@ -198,7 +232,7 @@ def about_ratio(evidence: Evidence) -> list[Doubt]:
         advice = f"take at least {settings.FEWEST_ROUNDS}, better --rounds 10"
         words = f"{rounds} on a side cannot tell a change from chance: {advice}"
         result.append(Doubt("few rounds", words, withholds=True))
-    # A disturbance of a round met both of its sides, or is in the interval.
+    # Whatever disturbed a round met both sides of a pair, or it makes the interval wider.
     if evidence.paired:
         return result
     if is_busy(evidence):
@@ -216,10 +250,12 @@ def about_ratio(evidence: Evidence) -> list[Doubt]:
 
 
 def _about_drift(evidence: Evidence) -> Iterator[Doubt]:
+    """Yield a doubt if a run drifts by as much as the two runs differ."""
     ratio = evidence.ratio
     judged = evidence.judged
     assert ratio and judged
-    # Rounds with batches of their own differ in length, so only their ratio can be seen to drift.
+    # Rounds that have batches of their own (`least` is of these alone) differ in length, so only
+    # their ratio shows a drift.
     sides = [ratio.baseline, ratio.new] if ratio.least is None else [evidence.by_round]
     drift = max(map(_drift, sides))
     if drift >= abs(math.log(judged.ratio)):
@@ -231,19 +267,20 @@ def _about_drift(evidence: Evidence) -> Iterator[Doubt]:
 
 
 def _drift(rounds: Sequence[float]) -> float:
-    """Return by how much the mean logarithm of a run's times differs between its halves."""
+    """Return by how much the mean logarithm of the rounds' times differs between their halves."""
     logarithms = statistics.log_values(rounds)
     half = len(rounds) // 2
     return abs(fmean(logarithms[-half:]) - fmean(logarithms[:half]))
 
 
 def load_of(evidence: Evidence) -> str:
+    """Return a sentence on the share of each side's samples that ran beside other load."""
     baseline, new = evidence.busy
     return f"{baseline:.0%} of the baseline's samples and {new:.0%} of the new ones ran beside other load"
 
 
 def is_busy(evidence: Evidence) -> bool:
-    """Return whether more samples of a side ran beside other load than separate runs may have."""
+    """Tell whether on one side the share of samples beside other load is above BUSY_LIMIT."""
     return max(evidence.busy) > BUSY_LIMIT
 
 
@@ -251,8 +288,8 @@ def is_busy(evidence: Evidence) -> bool:
 
 
 def about_sides(baseline: Row, new: Row) -> Iterator[Doubt]:
-    """Yield which side did not end well, and which is no exact loss where the two are of two
-    losses."""
+    """Yield a doubt for each side that did not end well; of two different losses, also for each that is
+    not exact."""
     for side, row in (("baseline", baseline), ("new", new)):
         if row.status != "ok":
             yield Doubt("status", f"the {side} run is {row.status}: {row.reason}")

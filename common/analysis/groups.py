@@ -78,7 +78,7 @@ def groups(rows: Sequence[Row]) -> list[list[Row]]:
 
 def kind_rank(row: Row) -> tuple[int, str]:
     kinds = implementations.KINDS
-    return kinds.index(row.kind) if row.kind in kinds else 0, row.under
+    return kinds.index(row.kind) if row.kind in kinds else 0, row.other_torch
 
 
 #: Above the rows of each kind.
@@ -97,7 +97,7 @@ def kind_title(row: Row) -> str:
     """Return the title of a row's kind, with its condition where that is not the one of most
     rows."""
     title = TITLES.get(row.kind or "", "")
-    return f"{title}, {row.under}" if title and row.under else title
+    return f"{title}, {row.other_torch}" if title and row.other_torch else title
 
 
 def rank(row: Row) -> tuple[Any, ...]:
@@ -138,7 +138,7 @@ def heading(group: Sequence[Row]) -> str:
     variables = {
         f"{key}={text.without_folders(value)}"
         for row in group
-        if not row.under  # a control's condition is in the title above it
+        if not row.other_torch  # a control's condition is in the title above it
         for key, value in row.environment.variables.items()
     }
     variables -= {f"{key}={value}" for key, value in settings.VARIABLES.items()}

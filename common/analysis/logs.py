@@ -1,7 +1,6 @@
 """Read log folders: the newest run of each implementation and configuration, and sweeps.
-A folder that cannot be read becomes a row with status "error". Times come from the samples of
-timing jobs that ended well, without warm-up; flagged samples are kept and counted. ``step_ms`` is
-wall time on every device."""
+
+A folder that cannot be read becomes a row with status "error"."""
 
 from __future__ import annotations
 
@@ -20,28 +19,33 @@ from rnnt_bench.present import parts, style
 from rnnt_bench.records import schema, store
 from rnnt_bench.traces import reader, windows
 
-#: File that sweeps had before each cell became an ordinary run.
-SWEEP_OF_BEFORE = "sweep.jsonl"
-#: Setting of searches for the largest batch before they became a tool's.
-SEARCH_OF_BEFORE = "find_largest"
+#: The file in which older versions kept a sweep, whose cells are ordinary runs now.
+OLD_SWEEP = "sweep.jsonl"
+#: The setting by which older versions searched for the largest batch, which is a tool's now.
+OLD_SEARCH = "find_largest"
 
 
 class Log:
-    """Hold the rows of log folders: of runs and of traces without records, and of the cells of
-    sweeps."""
+    """Hold the rows of log folders.
 
-    def __init__(self, every: Sequence[Row]) -> None:
-        self.every = every
-        self.rows = [row for row in every if not row.header.values]
-        self.swept = [row for row in every if row.header.values]
-        look_of = style.looks({row.name: row.kind for row in every})
-        for row in every:
-            row.look = look_of[row.name]
+    Attributes:
+        all_rows: all of them
+        rows: of ordinary runs, and of traces without records
+        swept: of the cells of sweeps
+    """
+
+    def __init__(self, all_rows: Sequence[Row]) -> None:
+        self.all_rows = all_rows
+        self.rows = [row for row in all_rows if not row.header.values]
+        self.swept = [row for row in all_rows if row.header.values]
+        looks = style.looks({row.name: row.kind for row in all_rows})
+        for row in all_rows:
+            row.look = looks[row.name]
 
     @property
     def readable(self) -> bool:
-        """Tell whether any file could be read, or there is none."""
-        return not self.every or any(not row.unreadable for row in self.every)
+        """Tell whether any row could be read, or there is none."""
+        return not self.all_rows or any(not row.unreadable for row in self.all_rows)
 
     def newest(self) -> Log:
         """Return the log with only the newest run of each implementation and configuration."""
@@ -51,14 +55,14 @@ class Log:
                 return False
             if not row.header.run_id or not other.header.run_id:
                 return False
-            return not groups.differing(
-                row.configuration, other.configuration
-            ) and not machines.apart(row, other)
+            different = groups.differing(row.configuration, other.configuration)
+            return not different and not machines.apart(row, other)
 
-        return Log(groups.newest_of_each(self.every, same_run))
+        return Log(groups.newest_of_each(self.all_rows, same_run))
 
     def within(self, folders: Collection[Path]) -> Log:
-        return Log([row for row in self.every if row.folder in folders])
+        """Return the log with only the rows of these folders."""
+        return Log([row for row in self.all_rows if row.folder in folders])
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -70,31 +74,41 @@ class Log:
 
 
 def read(paths: Sequence[Any] = (), all_runs: bool = False, traces: bool = True) -> Log:
-    """Return what is in, at or under `paths` (default: ``log``), each a folder, a trace or a
-    results.jsonl. traces: those of runs too. Raises UserError for a path that does not exist (the
-    default may be absent)."""
-    every = [
-        row for folder, asked in _folders(paths).items() for row in _rows_of(folder, asked, traces)
-    ]
-    rates = {row.header.run_id: row.rates for row in every if row.rates.memory}
-    for row in every:  # the records of a loss that was not timed lack those of its run
+    """Return the rows of the runs and traces at or under some paths.
+
+    Args:
+        paths: folders, traces or results.jsonl files; none for ``log``, which need not exist
+        all_runs: keep all runs, instead of the newest of each implementation and configuration
+        traces: read traces too
+
+    Raises UserError for a path that does not exist."""
+    rows: list[Row] = []
+    for folder, asked in _folders(paths).items():
+        rows += _rows_of(folder, asked, traces)
+    # All losses of a run share its rates, but the records of one that was not timed lack them.
+    rates = {row.header.run_id: row.rates for row in rows if row.rates.memory}
+    for row in rows:
         if row.rates.memory is None:
             row.rates = rates.get(row.header.run_id, row.rates)
     if all_runs:
-        return Log(every)
-    newest = Log(every).newest()
-    left = {row.folder for row in every} - {row.folder for row in newest.every}
-    for path in paths if len(paths) > 1 else ():
-        store.warn_of_hidden(Path(path), left)
+        return Log(rows)
+    newest = Log(rows).newest()
+    if len(paths) > 1:
+        hidden = {row.folder for row in rows} - {row.folder for row in newest.all_rows}
+        for path in paths:
+            store.warn_of_hidden(Path(path), hidden)
     return newest
 
 
 def read_any(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
-    """Return what `read` returns.  Raises UserError where that is nothing and there is no run of a
-    model either."""
+    """Return the rows of the runs and traces at or under some paths (default: ``log``).
+
+    Raises UserError if there are none, and no results of a tool such as a profile either."""
     log = read(paths, all_runs)
     folders = [Path(path) for path in paths] or [Path("log")]
-    if not log.every and not any(tool.holds(path) for tool in parts.slices() for path in folders):
+    if not log.all_rows and not any(
+        tool.holds(path) for tool in parts.slices() for path in folders
+    ):
         where = ", ".join(map(str, paths)) or "log/"
         advice = f"run `{command('run')}` first, or name a folder of runs or traces"
         raise errors.UserError(f"no runs under {where}: {advice}")
@@ -102,13 +116,14 @@ def read_any(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
 
 
 def rows(paths: Sequence[Any] = (), all_runs: bool = False) -> list[Row]:
-    """Return the rows of `read`."""
+    """Return the rows at or under some paths (default: ``log``), without the cells of sweeps."""
     return read(paths, all_runs).rows
 
 
 def _folders(paths: Sequence[Any]) -> dict[Path, list[Path]]:
-    """Return the run folders at or under `paths`, each with the traces that were asked for, [] for
-    all of them."""
+    """Return run folder -> the traces in it that `paths` name one by one; [] for all that it holds.
+
+    Raises UserError for a path that does not exist."""
     folders: dict[Path, list[Path]] = {}
     for path in [Path(path) for path in paths] or [Path("log")]:
         problem = files.not_there(path)
@@ -121,55 +136,64 @@ def _folders(paths: Sequence[Any]) -> dict[Path, list[Path]]:
                 folders[folder] = []
         elif os.path.isfile(path):
             asked = folders.setdefault(path.parent, [])
-            asked += [] if path.name == schema.FILE_NAME else [path]
+            if path.name != schema.FILE_NAME:
+                asked.append(path)
     return folders
 
 
 def run_folders(top: Path) -> Iterator[Path]:
-    """Yield the folders that hold records of a run or traces, then those that this user may not
-    read."""
-    closed: list[Path] = []
+    """Yield the folders at or under `top` that hold records of a run or traces, then those that this
+    user may not read."""
+    forbidden: list[Path] = []
 
     def note(error: OSError) -> None:
-        if isinstance(error, PermissionError):  # a folder that is gone meanwhile is no matter
-            closed.append(Path(error.filename))
+        if isinstance(error, PermissionError):  # a folder that was removed meanwhile is skipped
+            forbidden.append(Path(error.filename))
 
-    for folder, below, names in os.walk(top, onerror=note):
-        below[:] = sorted({*below} - {store.BASELINES})
-        if SWEEP_OF_BEFORE in names:
+    for folder, subfolders, names in os.walk(top, onerror=note):
+        # os.walk goes on into what is left in this list
+        subfolders[:] = sorted({*subfolders} - {store.BASELINES})
+        if OLD_SWEEP in names:
             store.warn(
-                f"{folder}/{SWEEP_OF_BEFORE}: a sweep of an earlier version is left out; measure it again"
+                f"{folder}/{OLD_SWEEP}: a sweep of an earlier version is left out; measure it again"
             )
         if schema.TOOL_FILE_NAME in names:
-            below.clear()  # its traces are of its own jobs
+            subfolders.clear()  # what is below belongs to the tool's own jobs
         elif schema.FILE_NAME in names or any(
             reader.is_trace(Path(folder, name)) for name in names
         ):
             yield Path(folder)
-    yield from closed
+    yield from forbidden
 
 
 def _rows_of(folder: Path, asked: list[Path], traces: bool) -> list[Row]:
+    """Return the rows of a folder: one of its records, or one for each worker that left traces.
+
+    Args:
+        asked: the traces to read, which stand in place of the records; [] for records, or else all
+            traces
+        traces: whether to read traces
+    """
     try:
         if (folder / schema.FILE_NAME).exists() and not asked:
             header, records = store.read_run(folder)
-            if getattr(header.settings, SEARCH_OF_BEFORE):
+            if getattr(header.settings, OLD_SEARCH):
                 advice = "measure it again with rnnt-bench largest"
                 store.warn(f"{folder}: a search of an earlier version is left out; {advice}")
                 return []
-            return [measured.row(records, folder, traces)]
+            return [measured.row_of(records, folder, traces)]
         return _foreign_rows(asked or reader.trace_files(folder), folder) if traces else []
-    except (errors.UserError, OSError) as error:
-        why = (
-            f"{folder}: cannot be read: {error.strerror or error}"
-            if isinstance(error, OSError)
-            else str(error)
-        )
-        return [Row(folder.resolve().name, folder, status="error", reason=why, unreadable=True)]
+    except errors.UserError as error:
+        reason = str(error)
+    except OSError as error:
+        reason = f"{folder}: cannot be read: {error.strerror or error}"
+    return [Row(folder.resolve().name, folder, status="error", reason=reason, unreadable=True)]
 
 
 def _foreign_rows(paths: list[Path], folder: Path) -> list[Row]:
-    """Return a row of profiled numbers for each worker that left traces without records."""
+    """Return a row for each worker that left traces, without records of this suite, in a folder.
+
+    A row that has no complete step is unreadable."""
     by_worker = text.gathered(
         (reader.worker(path), (path, window)) for path, window in windows.read_windows(paths)
     )
@@ -178,14 +202,14 @@ def _foreign_rows(paths: list[Path], folder: Path) -> list[Row]:
     for label, traces in by_worker.items():
         numbers = windows.profiled(traces)
         readable = not numbers.error or any(window.steps for window in numbers.windows)
-        device = ("cuda" if numbers.on_cuda else "cpu") if readable else None
+        device = "cuda" if numbers.on_cuda else "cpu"
         result.append(
             Row(
                 name if len(by_worker) == 1 else f"{name} {label}",
                 folder,
                 status="error" if numbers.error else "ok",
                 reason=numbers.error or "",
-                environment=schema.Environment(device=device),
+                environment=schema.Environment(device=device if readable else None),
                 profile=numbers,
                 unreadable=not readable,
             )

@@ -1,8 +1,8 @@
 """Tell machines apart: by the processor, its vectors and caches, else by the rates that the limits
 pass measured.
 
-Clouds give one name to several processors.  Records from before these fields know a machine by its
-name alone; two such machines count as one only where their rates agree."""
+Clouds give one name to several processors. Older records know a machine by its name alone; two such
+machines count as one only where their rates agree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rnnt_bench.analysis.row import Row
 from rnnt_bench.core import text
 from rnnt_bench.records.schema import Machine
 
-#: Rates of one machine differ by less.
+#: Two measurements of a rate on one machine differ by less than this share.
 MARGIN = 0.15
 #: Flags of /proc/cpuinfo, the widest vectors first, and their usual names.
 VECTORS = {
@@ -30,35 +30,39 @@ def processor(machine: Machine) -> str:
     """Return "(family 26, model 2, AVX-512)"; "" where records have a name alone."""
     numbers = {"family": machine.family, "model": machine.model}
     parts = [f"{key} {number}" for key, number in numbers.items() if number is not None]
-    parts += [name for flag, name in VECTORS.items() if flag in machine.vectors][:1]
+    vectors = [name for flag, name in VECTORS.items() if flag in machine.vectors]
+    parts += vectors[:1]  # the widest
     return f"({', '.join(parts)})" if parts else ""
 
 
-def named(machine: Machine) -> str:
+def described(machine: Machine) -> str:
     """Return "AMD EPYC (family 26, model 2, AVX-512), 2 cores"; "" where nothing is known."""
     model = " ".join(filter(None, [machine.cpu, processor(machine)]))
     cores = text.count(machine.cores, "core") if machine.cores else ""
     return ", ".join(filter(None, [model, cores]))
 
 
-def of_row(row: Row) -> str:
-    """Return the machine of a row as `named`; where records have the name alone, with its rates."""
-    words = named(row.header.machine)
+def machine_of(row: Row) -> str:
+    """Return the machine of a row as "AMD EPYC (family 26, model 2, AVX-512), 2 cores"; where records
+    have a name alone, with the rates of the run behind it."""
+    machine = row.header.machine
     measured = rates(row)
-    return f"{words} ({measured})" if measured and not is_known(row.header.machine) else words
+    if measured and not is_known(machine):
+        return f"{described(machine)} ({measured})"
+    return described(machine)
 
 
 def rates(row: Row) -> str:
     """Return "memory 38 GB/s, products 207 GFLOP/s"; "" where the run did not measure them."""
-    words = []
+    parts = []
     if row.rates.memory:
-        words.append(f"memory {row.rates.memory / GIGA:.0f} GB/s")
+        parts.append(f"memory {row.rates.memory / GIGA:.0f} GB/s")
     if row.rates.torch:
-        words.append(f"products {row.rates.torch / GIGA:.0f} GFLOP/s")
-    return ", ".join(words)
+        parts.append(f"products {row.rates.torch / GIGA:.0f} GFLOP/s")
+    return ", ".join(parts)
 
 
-#: What must agree between the records of one processor.
+#: Fields of a machine that agree between the records of one processor.
 FIELDS = ("family", "model", "stepping", "vectors", "caches")
 
 
@@ -70,59 +74,72 @@ def is_known(machine: Machine) -> bool:
 # One machine, or two.
 
 
-def differences(row: Row, other: Row) -> list[str]:
-    """Return what shows that two rows ran on two machines, as "machine A, 2 cores / B, 2 cores"; []
-    where nothing does. What a side does not know sets nothing apart."""
-    mine, theirs = row.header.machine, other.header.machine
-    if not _are_two_named(row, other):
-        return []
-    other_cores = mine.cores and theirs.cores and mine.cores != theirs.cores
-    if mine.cpu != theirs.cpu or other_cores:
-        return [f"machine {named(mine)} / {named(theirs)}"]
-    if is_known(mine) and is_known(theirs):
-        return _other_processor(row, other)
-    memory = _differ("memory", row.rates.memory, other.rates.memory, "GB/s")
-    return memory + _differ("products", row.rates.torch, other.rates.torch, "GFLOP/s")
-
-
-def _other_processor(row: Row, other: Row) -> list[str]:
-    """Return the fields that differ, or else the rate of the suite's own products. Memory's rate
-    differs by a fifth between days of one host, and that of torch's products with its version: they
-    decide nothing here."""
-    mine, theirs = row.header.machine, other.header.machine
-    keys = [key for key in FIELDS if getattr(mine, key) != getattr(theirs, key)]
-    if keys:
-        return [f"processor's {key} {_worded(mine, key)} / {_worded(theirs, key)}" for key in keys]
-    return _differ("the suite's own products", row.rates.loop, other.rates.loop, "GFLOP/s")
-
-
-def _differ(name: str, rate: float | None, other: float | None, unit: str) -> list[str]:
-    if rate is None or other is None or max(rate, other) <= (1 + MARGIN) * min(rate, other):
-        return []
-    return [f"rate of {name} {rate / GIGA:.0f} / {other / GIGA:.0f} {unit}"]
-
-
-def _worded(machine: Machine, key: str) -> str:
-    value = getattr(machine, key)
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {size // 1024} KiB" for name, size in value.items()) or "none"
-    return " ".join(value) or "none" if isinstance(value, list) else str(value)
-
-
 def apart(row: Row, other: Row) -> list[str]:
-    """Return why two rows cannot be taken as of one machine; [] where they can. Where a side has
-    the name alone and no rates, nothing shows that they are of one."""
+    """Return why two rows cannot be taken as of one machine; [] where they can.
+
+    Stricter than `differences`: machines that are known by the same name alone, without rates to
+    compare, are apart too."""
     both_known = is_known(row.header.machine) and is_known(other.header.machine)
     different = differences(row, other)
-    if different or both_known or not _are_two_named(row, other):
+    if different or both_known or not _can_compare(row, other):
         return different
-    lacking = [side for side in (row, other) if not (side.rates.memory and side.rates.torch)]
-    where = " and in ".join(str(side.folder) for side in lacking)
+    unmeasured = [side for side in (row, other) if not (side.rates.memory and side.rates.torch)]
+    if not unmeasured:
+        return []
+    where = " and in ".join(str(side.folder) for side in unmeasured)
     name = row.header.machine.cpu
-    return [f"machine {name} known by its name alone, without rates in {where}"] if lacking else []
+    return [f"machine {name} known by its name alone, without rates in {where}"]
 
 
-def _are_two_named(row: Row, other: Row) -> bool:
+def differences(row: Row, other: Row) -> list[str]:
+    """Return what shows that two rows ran on two machines, as "machine A, 2 cores / B, 2 cores"; []
+    where nothing does.
+
+    A field or rate that one side lacks shows nothing."""
+    if not _can_compare(row, other):
+        return []
+    mine, theirs = row.header.machine, other.header.machine
+    other_cores = mine.cores and theirs.cores and mine.cores != theirs.cores
+    if mine.cpu != theirs.cpu or other_cores:
+        return [f"machine {described(mine)} / {described(theirs)}"]
+    if is_known(mine) and is_known(theirs):
+        return _other_processor(row, other)
+    memory = _other_rate("memory", row.rates.memory, other.rates.memory, "GB/s")
+    return memory + _other_rate("products", row.rates.torch, other.rates.torch, "GFLOP/s")
+
+
+def _can_compare(row: Row, other: Row) -> bool:
     """Tell whether the rows are of two runs whose records both name a CPU."""
     first, second = row.header, other.header
     return first.run_id != second.run_id and None not in (first.machine.cpu, second.machine.cpu)
+
+
+def _other_processor(row: Row, other: Row) -> list[str]:
+    """Return the FIELDS that differ between two machines; where all agree, the rate of the suite's
+    own products if that differs.
+
+    Two rates decide nothing here. Memory's differs by a fifth between days of one host, and that of
+    torch's products with the version of torch."""
+    mine, theirs = row.header.machine, other.header.machine
+    keys = [key for key in FIELDS if getattr(mine, key) != getattr(theirs, key)]
+    if keys:
+        return [f"processor's {key} {_field(mine, key)} / {_field(theirs, key)}" for key in keys]
+    return _other_rate("the suite's own products", row.rates.loop, other.rates.loop, "GFLOP/s")
+
+
+def _field(machine: Machine, key: str) -> str:
+    """Return a field for a message, as "26", "avx avx2", "L1 32 KiB, L2 1024 KiB" or "none"."""
+    value = getattr(machine, key)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {size // 1024} KiB" for name, size in value.items()) or "none"
+    if isinstance(value, list):
+        return " ".join(value) or "none"
+    return str(value)
+
+
+def _other_rate(name: str, rate: float | None, other: float | None, unit: str) -> list[str]:
+    """Return ["rate of memory 38 / 52 GB/s"] where two rates per second differ by more than MARGIN;
+    [] where they do not, or one is not known."""
+    if rate is None or other is None or max(rate, other) <= (1 + MARGIN) * min(rate, other):
+        return []
+    return [f"rate of {name} {rate / GIGA:.0f} / {other / GIGA:.0f} {unit}"]

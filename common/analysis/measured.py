@@ -1,4 +1,4 @@
-"""Make a row from the records of one run: status, numbers, configuration."""
+"""Make a row from the records of one run: its status, its numbers, its configuration."""
 
 from __future__ import annotations
 
@@ -13,43 +13,50 @@ from rnnt_bench.core import settings, text
 from rnnt_bench.records import schema, store
 from rnnt_bench.traces import reader, windows
 
-Jobs = Mapping[str, Sequence[schema.JobLine]]
+Jobs = Mapping[str, Sequence[schema.JobLine]]  # name of a job -> records of its last attempt
 
 #: From harmless to serious; the worst of the jobs is the row's status.
 SEVERITY = ("ok", "interrupted", "missing", "unsupported", "oom", "timeout", "error")
 
 
-def row(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Row:
-    """Return the row of a run. records: the header first."""
+def row_of(records: Sequence[schema.Line], folder: Path, traces: bool = True) -> Row:
+    """Return the row of a run.
+
+    Args:
+        records: of the run, the header first
+        folder: that holds the records, and the traces if there are any
+        traces: whether to read the traces too
+    """
     header = records[0]
     assert isinstance(header, schema.Header)
     jobs = store.latest_jobs(records)
-    made = Row(name=header.name, folder=folder, kind=header.kind, header=header, jobs=jobs)
-    made.environment = made.newest(schema.Environment) or made.environment
-    made.checked = made.newest(schema.Correctness) or made.checked
+    row = Row(name=header.name, folder=folder, kind=header.kind, header=header, jobs=jobs)
+    row.environment = row.newest(schema.Environment) or row.environment
+    row.checked = row.newest(schema.Correctness) or row.checked
     if traces:
-        made.profile = _profiled(made.newest(schema.Trace), folder)
-    made.status, made.reason = _status(made)
-    made.timed = samples = [line for line in made.lines_of(schema.Sample) if not line.warmup]
-    made.step = times.summarize(samples, "step")
-    made.loss_alone = times.summarize(samples, "loss")
-    steps = [sample for sample in samples if sample.scope == "step"]
-    made.utterances_per_second, made.frames_per_second = times.rates(steps, made.batches)
-    made.others_cpu = times.others_cpu(samples)
-    made.repeated = store.repeated(records)
-    made.peaks_mb = _peaks(made.lines_of(schema.Memory))
-    made.limits = [line for line in records if isinstance(line, schema.Limits)]
-    with_all_threads = [line for line in made.limits if line.streams]
-    made.rates = times.device_rates(with_all_threads, made.environment.mkl_as_intel)
-    made.limit_percent = times.limit_percent(
-        made.rates, header.kind, made.batches, header.settings, samples, made.checked.at_size
+        row.profile = _profiled(row.newest(schema.Trace), folder)
+    row.status, row.reason = _status(row)
+    row.timed = [line for line in row.lines_of(schema.Sample) if not line.warmup]
+    row.step = times.summarize(row.timed, "step")
+    row.loss_alone = times.summarize(row.timed, "loss")
+    rates = times.rates(row.samples_of("step"), row.batches)
+    row.utterances_per_second, row.frames_per_second = rates
+    row.others_cpu = times.others_cpu(row.timed)
+    row.repeated = store.repeated(records)
+    row.peaks_mb = _peaks(row.lines_of(schema.Memory))
+    row.limits = [line for line in records if isinstance(line, schema.Limits)]
+    # Records without streams are of products on one thread, which tell only whether torch's are slow.
+    with_all_threads = [line for line in row.limits if line.streams]
+    row.rates = times.device_rates(with_all_threads, row.environment.mkl_as_intel)
+    row.limit_percent = times.limit_percent(
+        row.rates, header.kind, row.batches, header.settings, row.timed, row.checked.at_size
     )
-    made.configuration = _configuration(made)
-    return made
+    row.configuration = _configuration(row)
+    return row
 
 
 def _configuration(row: Row) -> Configuration:
-    """Return what a row measured: its settings, and what else its numbers depend on."""
+    """Return what a row measured: its settings, device, machine, environment and shape file."""
     header, environment = row.header, row.environment
     result = settings.in_rows(schema.as_written(header.settings), row.device, header.kind)
     on_cpu = row.device == "cpu"
@@ -64,8 +71,8 @@ def _configuration(row: Row) -> Configuration:
 
 
 def _status(row: Row) -> tuple[str, str]:
-    """Return the (status, reason) of the jobs, or else an error that the records show."""
-    status, reason = _of_jobs(row.jobs, row.header)
+    """Return (status, reason) of a row: those of its jobs, or an error that ok jobs recorded."""
+    status, reason = _status_of_jobs(row.jobs, row.header)
     if status != "ok":
         return status, reason
     if not _is_right(row.checked):
@@ -77,8 +84,8 @@ def _status(row: Row) -> tuple[str, str]:
 
 
 def _is_right(line: schema.Correctness) -> bool:
-    """Return whether a loss was judged right, and each error is within what its record says was
-    allowed."""
+    """Tell whether a loss was not judged wrong, and each recorded error is within the tolerance
+    that is recorded beside it."""
     judged = [
         (line.loss_error, line.loss_tolerance),
         (line.grad_error, line.grad_tolerance),
@@ -92,44 +99,56 @@ def _is_right(line: schema.Correctness) -> bool:
     )
 
 
-def _of_jobs(jobs: Jobs, header: schema.Header) -> tuple[str, str]:
-    """Return the worst (status, reason) of the jobs; "interrupted" also where planned jobs are
-    missing. A run that was stopped at its traces is whole, since no table needs them; so is a
-    control, which is there for its times, without its memory."""
-    needless = {"trace", "memory"} if "@" in header.name else {"trace"}
+def _status_of_jobs(jobs: Jobs, header: schema.Header) -> tuple[str, str]:
+    """Return (status, reason) of the worst job; "interrupted" also where planned jobs are missing."""
+    # No table needs the traces, so a run that was stopped at them is whole. A control is there for
+    # its times, so it is whole without its memory too.
+    dispensable = {"trace", "memory"} if "@" in header.name else {"trace"}
     stopped = schema.Status(status="interrupted", reason="stopped before its end")
     worst, worst_reason = "ok", ""
     done: Counter[str] = Counter()
     for job, lines in jobs.items():
         end = store.status_of(lines) or stopped
-        status = end.status if end.status in SEVERITY else "error"
         pass_name = end.pass_name or job
-        if pass_name in needless and status == "interrupted":
+        if end.status == "interrupted" and pass_name in dispensable:
             continue
         done[pass_name] += 1
+        status = end.status if end.status in SEVERITY else "error"
         if SEVERITY.index(status) > SEVERITY.index(worst):
             reason = end.reason or status
             worst = status
             worst_reason = reason if status in ("missing", "unsupported") else f"{job}: {reason}"
     if worst != "ok":
         return worst, worst_reason
-    rounds = settings.rounds_of(header.kind, header.settings.rounds or 1)
-    if header.settings.budget:
-        rounds = min(rounds, settings.FEWEST_IN_BUDGET)
-    absent = {}  # pass -> in words
-    for name in header.settings.passes or ():
-        planned = rounds if name == "timing" else 1
-        if done[name] < planned:
-            absent[name] = (
-                name if planned == 1 else f"{planned - done[name]} of {planned} {name} rounds"
-            )
-    if not jobs or (absent and not (needless.issuperset(absent) and done["timing"])):
+    absent = _absent_passes(header, done)
+    is_whole = done["timing"] and dispensable.issuperset(absent)
+    if not jobs or (absent and not is_whole):
         return "interrupted", "stopped before: " + (", ".join(absent.values()) or "its first pass")
     return "ok", ""
 
 
+def _absent_passes(header: schema.Header, done: Mapping[str, int]) -> dict[str, str]:
+    """Return the passes with fewer jobs than planned, and what is missing of each, as {"timing": "2 of
+    5 timing rounds"}.
+
+    done: pass -> number of its jobs that ended
+    """
+    rounds = settings.rounds_of(header.kind, header.settings.rounds or 1)
+    if header.settings.budget:
+        rounds = min(rounds, settings.FEWEST_IN_BUDGET)
+    absent = {}
+    for name in header.settings.passes or ():
+        planned = rounds if name == "timing" else 1
+        if done[name] >= planned:
+            continue
+        absent[name] = name
+        if planned > 1:
+            absent[name] = f"{planned - done[name]} of {planned} {name} rounds"
+    return absent
+
+
 def _peaks(lines: Sequence[schema.Memory]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the highest peak by scope, counter and batch."""
+    """Return scope -> counter -> batch -> highest peak in MB; each scope has all COUNTERS."""
     highest: dict[str, dict[str, dict[str, float]]] = {}
     for line in lines:
         by_counter = highest.setdefault(line.scope, {counter: {} for counter in COUNTERS})
@@ -145,8 +164,11 @@ def _peaks(lines: Sequence[schema.Memory]) -> dict[str, dict[str, dict[str, floa
 
 
 def _profiled(line: schema.Trace | None, folder: Path) -> windows.Profiled:
-    """Return the numbers of the run's traces; none where all were left out of the folder, as those
-    of results/ may be."""
+    """Return the numbers of a run's traces; none, with a note, where the folder lacks all of the
+    files, as results/ does.
+
+    line: the record of the trace pass; None where it did not end, or is not known
+    """
     if line:
         files = [reader.perhaps_packed(folder / Path(name).name) for name in line.files]
     else:

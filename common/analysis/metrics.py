@@ -110,7 +110,7 @@ def at(path: str) -> Callable[[Any], Any]:
 
 
 def _marked_error(row: Row) -> str:
-    words = text.error(row.errors[1])
+    words = text.error(row.errors.gradient)
     if "coarse" in doubts.kinds(row):
         return f"{words} < float32"
     return f"{words} !" if doubts.is_far_off(row) else words
@@ -191,12 +191,15 @@ def _loss_ratio(row: Row) -> str:
     return factor if interval == "-" else f"{factor} {interval}"
 
 
-def _status(row: Row) -> str:
-    """Return the status, or what impairs the numbers: "busy", "imprecise"."""
-    kinds = doubts.kinds(row) if row.status == "ok" else ()
+def _status_words(row: Row) -> str:
+    """Return the status for tables: "busy" or "imprecise" in place of "ok" where that impairs the
+    numbers. CSV and JSON have the status itself, how the run ended."""
+    if row.status != "ok":
+        return row.status
+    kinds = doubts.kinds(row)
     if "beside load" in kinds:
         return "busy"
-    return "imprecise" if "imprecise" in kinds else row.status
+    return "imprecise" if "imprecise" in kinds else "ok"
 
 
 def amount(size: float | None) -> str:
@@ -224,14 +227,14 @@ ALL = (
         value=lambda row: with_kind(row.name, row.kind),
         tables=f"{DETAILS} readme",
     ),
-    _text("label", "implementation", value="marked", tables="page"),
+    _text("label", "implementation", value="marked_label", tables="page"),
     _text("name", "implementation", tables="answer answer-sweep csv", room=0),
     _plain("kind"),
     Metric(
         "status",
         "status",
         at("status"),
-        _status,
+        _status_words,
         tables=f"{DETAILS} answer answer-sweep page csv",
         room=1,
         numeric=False,
@@ -326,14 +329,14 @@ ALL = (
     _error(
         "loss_error",
         "loss error",
-        value=lambda row: row.errors[0],
+        value=lambda row: row.errors.loss,
         tables="results sweep page csv",
         tag="3_correctness/loss_error",
     ),
     Metric(
         "grad_error",
         "grad error",
-        lambda row: row.errors[1],
+        lambda row: row.errors.gradient,
         _marked_error,
         tables="results sweep answer page readme csv",
         room=20,
@@ -485,7 +488,7 @@ def columns(table: str, rows: Sequence[Row]) -> list[Metric]:
         if table in DETAILS.split() and not metric.is_in("plot"):
             return True
         if metric.key == "status":
-            return any(_status(row) != "ok" for row in rows)
+            return any(_status_words(row) != "ok" for row in rows)
         return any(metric.shown(row) not in ("-", "") for row in rows)
 
     return [metric for metric in METRICS.values() if metric.is_in(table) and tells(metric)]

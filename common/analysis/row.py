@@ -1,5 +1,5 @@
-"""Define the row: everything measured in one run, with its label and look for tables, plots and the
-report."""
+"""Define the row: all that one run of one implementation measured, with its label and look for tables,
+plots and the report."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ from rnnt_bench.records.schema import (
 )
 from rnnt_bench.traces import reader, windows
 
-#: The step first, in tables and keys.
+#: Scopes in the order of tables and keys: the step first.
 SCOPES = settings.SCOPES[::-1]
-#: Counters of memory in a row, in MB. The records have bytes.
+#: Counters of memory, see schema.Memory.
 COUNTERS = ("device_allocated", "device_reserved", "device_used", "torch_allocated", "process")
-#: The first counter that is there is the peak: the device's, torch's own, or the process's.
+#: The counters that give the peak: the first of these that was measured.
 PEAKS = ("device_allocated", "torch_allocated", "process")
-#: A setting, or "device", "cores" and the like -> its value; None: it is not known or has no
+#: Name of a setting, or "device", "cores" and the like -> its value; None: it is not known, or has no
 #: effect.
 Configuration = dict[str, Any]
-Kind = TypeVar("Kind", bound=JobLine)
+Record = TypeVar("Record", bound=JobLine)
 
 
-#: Above so many times what torch's allocator has, the process (on CUDA the device) takes far more.
-#: Compiled losses are within 1.02 times.  It is a share, since a few MB may double a small peak.
+#: The peak of the process (on CUDA of the device) counts if it is above this many times that of torch's
+#: allocator: then a loss takes memory that the allocator does not see. Compiled losses are within 1.02
+#: times.
 BEYOND = 1.1
 
 
@@ -49,8 +50,8 @@ class Peak(NamedTuple):
     """Hold the highest memory of a batch.
 
     Attributes:
-        counter: the one of COUNTERS that it is by
-        beyond: whether it is far above what torch's allocator has
+        counter: the one of COUNTERS that measured it
+        beyond: whether it is far above the peak of torch's allocator (see BEYOND)
     """
 
     mb: float
@@ -58,38 +59,46 @@ class Peak(NamedTuple):
     beyond: bool = False
 
 
+class Errors(NamedTuple):
+    """Hold relative errors against the float64 oracle; None where they were not measured."""
+
+    loss: float | None
+    gradient: float | None
+
+
 @dataclass(eq=False)
 class Row:
-    """Hold one run.
+    """Hold one run of one implementation.
 
     Attributes:
         name: of the implementation, with its condition: "k2", "fast_rnnt@k2"
         folder: that holds its records
-        status, reason: the worst of its jobs, see measured.SEVERITY, and why
-        kind: "exact", a lattice, "pruned", or None of traces without records
+        status, reason: of its worst job, see measured.SEVERITY
+        kind: one of implementations.KINDS; None for traces without records
         header: its ``run`` record
         environment, checked: its newest ``environment`` and ``correctness`` record
-        jobs: the records of each job's last attempt
+        jobs: name of a job -> the records of its last attempt
         profile: numbers of its traces
         step, loss_alone: times of the two scopes
         utterances_per_second, frames_per_second: of the step
         timed: the samples in the order taken, without warm-up
         others_cpu: share of the CPUs that other processes took
         repeated: round -> how often it was measured again
-        peaks_mb: scope -> counter -> batch -> peak
+        peaks_mb: scope -> counter -> batch -> peak in MB
         rates: how fast the device is
-        limits: the records that the rates are from
-        limit_percent: scope -> how many percent of the time the device's limit is
-        configuration: what it measured, in settings and machine
-        against_fastest, loss_against_fastest: Standings (standing.py stands on rows); None where
-          not ranked
+        limit_percent: scope -> percent of the measured time that the device needs at least
+        configuration: its settings, and its machine
+        against_fastest: Standing against the fastest row, by the step or else the loss; None where
+            the row is not ranked (no type here, since standing.py imports this module)
+        loss_against_fastest: Standing against the fastest row by the loss alone, or None
         with_fast_products: Standing of its control with torch's products at the processor's rate
             against that of the fastest row; None where these were not measured
-        under: its torch and the rate of its products, in words, where most rows of its table had
-          others
+        other_torch: what sets its torch apart from that of most rows of its table, as "under torch
+            1.13.1"; "" where nothing does
         earlier: earlier runs with the same settings, the newest first
-        stopped: later ones that were stopped before they measured anything
+        stopped: later runs that were stopped before they measured anything
         unreadable: whether nothing of it could be read
+        limits: the records that `rates` are from
         label: its name, unique in its group
         look: its colour and form in plots
     """
@@ -118,7 +127,7 @@ class Row:
     against_fastest: Any = None
     loss_against_fastest: Any = None
     with_fast_products: Any = None
-    under: str = ""
+    other_torch: str = ""
     earlier: Sequence[Row] = ()
     stopped: Sequence[Row] = ()
     unreadable: bool = False
@@ -128,16 +137,18 @@ class Row:
 
     @property
     def results(self) -> Path:
+        """Return the path of its results.jsonl."""
         return self.folder / FILE_NAME
 
     @property
     def trace(self) -> Path | None:
-        return (
-            self.folder / Path(self.profile.windows[0].file).name if self.profile.windows else None
-        )
+        """Return the path of its first trace; None if it has none."""
+        windows = self.profile.windows
+        return self.folder / Path(windows[0].file).name if windows else None
 
     @property
     def device(self) -> str | None:
+        """Return "cpu" or "cuda"; None where it is not known."""
         return self.environment.device or (self.header.settings.device or "").split(":")[0] or None
 
     @property
@@ -155,40 +166,39 @@ class Row:
 
     @property
     def is_exact(self) -> bool:
-        """Tell whether the loss is exact, or its kind is not known, as of traces without
-        records."""
+        """Tell whether the loss is exact, or of unknown kind (traces without records)."""
         return self.kind in ("exact", None)
 
     @property
-    def of_one_model(self) -> bool:
-        """Tell whether it trains the same model as the exact losses; other lattices train
-        others."""
+    def trains_exact_model(self) -> bool:
+        """Tell whether it trains the model that exact losses train; a loss on another lattice trains
+        another model."""
         return self.is_exact or self.kind in (implementations.BY_UTTERANCE, "pruned")
 
     @property
-    def marked(self) -> str:
+    def marked_label(self) -> str:
+        """Return its label with a mark for its kind, unless the loss is exact."""
         return with_kind(self.label, self.kind)
 
     @property
     def torch(self) -> str:
-        """Return the version without its build: "2.11.0"; "" where it is not known."""
+        """Return the version of torch without its build: "2.11.0"; "" where it is not known."""
         return (self.environment.torch or "").partition("+")[0]
 
     @property
     def loss(self) -> str:
-        """Return the name without the condition that was asked for: "fast_rnnt" of
-        "fast_rnnt@k2"."""
+        """Return its name without a condition: "fast_rnnt" for the row "fast_rnnt@k2"."""
         return self.name.partition("@")[0]
 
     @property
     def is_comparable(self) -> bool:
-        """Tell whether its times can be compared; those of an interrupted run can, over its
-        complete rounds."""
+        """Tell whether its times can be compared: it ended well, or it is right and was interrupted,
+        so that its complete rounds count."""
         return self.status == "ok" or (self.status == "interrupted" and bool(self.checked.ok))
 
     @property
     def over_fastest(self) -> float | None:
-        """Return how many times the fastest's time the row takes; None where that is not known."""
+        """Return its time over that of the fastest row; None where that is not known."""
         return self.against_fastest.factor if self.against_fastest else None
 
     @property
@@ -198,9 +208,11 @@ class Row:
         return bool(standing and standing.is_fastest and not standing.beside_load)
 
     def times_of(self, scope: str) -> Times:
+        """Return the times of "step" or "loss"."""
         return self.step if scope == "step" else self.loss_alone
 
     def median_ms(self, scope: str) -> float | None:
+        """Return the median time of a scope in ms; None where it was not timed."""
         summary = self.times_of(scope).ms
         return summary.median if summary else None
 
@@ -216,21 +228,23 @@ class Row:
 
     @property
     def rounds(self) -> int:
+        """Return the number of rounds that were timed."""
         return len({*self.step.medians, *self.loss_alone.medians})
 
     @property
     def loaded_rounds(self) -> dict[str, Sequence[str]]:
-        """Return by scope the rounds that ran mostly beside other load."""
-        return {
-            scope: self.times_of(scope).loaded for scope in SCOPES if self.times_of(scope).loaded
-        }
+        """Return scope -> the rounds that ran mostly beside other load, without scopes that have
+        none."""
+        loaded = {scope: self.times_of(scope).loaded for scope in SCOPES}
+        return {scope: rounds for scope, rounds in loaded.items() if rounds}
 
     def peaks_of(self, scope: str) -> dict[str, Peak]:
-        """Return each batch's peak: by the first of PEAKS that is there, or by what counts memory
-        beyond torch's allocator where that is far above it."""
-        by_counter = {
-            counter: self.peaks_mb.get(scope, {}).get(counter, {}) for counter in COUNTERS
-        }
+        """Return batch -> its peak in a scope.
+
+        It is by the first of PEAKS that was measured, or by the counter of the process or device where
+        that is far above torch's allocator."""
+        measured = self.peaks_mb.get(scope, {})
+        by_counter = {counter: measured.get(counter, {}) for counter in COUNTERS}
         first = next((counter for counter in PEAKS if by_counter[counter]), PEAKS[0])
         peaks = {batch: Peak(mb, first) for batch, mb in by_counter[first].items()}
         for outer, inner in (("process", "torch_allocated"), ("device_used", "device_reserved")):
@@ -242,21 +256,22 @@ class Row:
 
     @property
     def memory_scope(self) -> str:
-        """Return the scope whose memory is shown: the step, or else the loss."""
+        """Return the scope whose memory is shown: the step, or the loss where no step was measured."""
         return "step" if self.peaks_mb.get("step") else "loss"
 
     @property
     def peaks(self) -> dict[str, float]:
-        """Return each batch's peak in MB, of the step or else the loss."""
+        """Return batch -> its peak in MB, of the scope whose memory is shown."""
         return {batch: peak.mb for batch, peak in self.peaks_of(self.memory_scope).items()}
 
     @property
     def peak_mb(self) -> float | None:
+        """Return the highest peak over the batches in MB; None where none was measured."""
         return max(self.peaks.values(), default=None)
 
     @property
     def memory(self) -> dict[str, dict[str, float | None]]:
-        """Return the highest peak over the batches in MB, by scope and counter."""
+        """Return scope -> "COUNTER_mb" -> the highest peak over the batches in MB."""
         return {
             scope: {
                 f"{counter}_mb": max(peaks.values(), default=None)
@@ -265,19 +280,19 @@ class Row:
             for scope, by_counter in self.peaks_mb.items()
         }
 
-    def newest(self, kind: type[Kind]) -> Kind | None:
-        """Return the last record of a kind, of any job."""
+    def newest(self, kind: type[Record]) -> Record | None:
+        """Return the last record of a type, such as schema.Trace, of any job; None without any."""
         lines = [line for lines in self.jobs.values() for line in lines if isinstance(line, kind)]
         return lines[-1] if lines else None
 
-    def lines_of(self, kind: type[Kind]) -> list[Kind]:
-        """Return the records of a kind of the jobs that ended well."""
+    def lines_of(self, kind: type[Record]) -> list[Record]:
+        """Return the records of a type, such as schema.Sample, of the jobs that ended well."""
         ended = [lines for lines in self.jobs.values() if store.ended_well(lines)]
         return [line for lines in ended for line in lines if isinstance(line, kind)]
 
     @cached_property
     def environments(self) -> list[Environment]:
-        """Return the environment of each job; rounds may have batches of their own."""
+        """Return the environment records of all jobs; each round may name batches of its own."""
         return [
             line for lines in self.jobs.values() for line in lines if isinstance(line, Environment)
         ]
@@ -285,20 +300,19 @@ class Row:
     @cached_property
     def batches(self) -> list[Batch]:
         """Return the batches of all jobs, each once."""
-        return list(
-            {
-                batch.index: batch for line in self.environments for batch in line.batches or ()
-            }.values()
-        )
+        batches = [batch for line in self.environments for batch in line.batches or ()]
+        return list({batch.index: batch for batch in batches}.values())
 
     @property
     def totals(self) -> Totals | None:
-        return next(
-            (line.shape_file_totals for line in self.environments if line.shape_file_totals), None
-        )
+        """Return the totals of the shape file; None where they are not known."""
+        totals = (line.shape_file_totals for line in self.environments)
+        return next(filter(None, totals), None)
 
     @cached_property
     def padding(self) -> ratios.Padding | None:
+        """Return the padding of its batches and of the whole file; None where the latter is not
+        known."""
         share = self.totals.mean_log_useful_share if self.totals else None
         if share is None:
             return None
@@ -310,36 +324,38 @@ class Row:
 
     @property
     def cells(self) -> tuple[int, int]:
-        """Return (useful cells, padded cells) of all measured batches."""
+        """Return (useful, padded): the number of lattice cells of all measured batches without and
+        with padding."""
         useful = sum(batch.useful_cells for batch in self.batches)
         padded = sum(batch.padded_cells for batch in self.batches)
         return useful, padded
 
     @property
     def useful_fraction(self) -> float | None:
-        return self.cells[0] / self.cells[1] if self.batches else None
+        """Return the share of the padded cells that is no padding; None where no batch is known."""
+        useful, padded = self.cells
+        return useful / padded if padded else None
 
     @property
-    def errors(self) -> tuple[float | None, float | None]:
-        """Return the relative errors of loss and gradient at the measured size, or else on small
-        batches."""
+    def errors(self) -> Errors:
+        """Return the errors at the measured size, or else on small batches."""
         judged = self.checked.at_size or self.checked
-        return judged.loss_error, judged.grad_error
+        return Errors(judged.loss_error, judged.grad_error)
 
     @property
     def gap(self) -> float | None:
-        """Return the relative difference of an approximate loss to the exact one."""
+        """Return the relative difference of an approximate loss to the exact one; else None."""
         gap = self.checked.approximation_gap
         return None if gap is None else abs(gap)
 
     @property
     def imprecise(self) -> float | None:
-        """Return the largest error at size that only rounding explains."""
+        """Return the largest error at the measured size that only rounding explains; else None."""
         return self.checked.at_size.imprecise if self.checked.at_size else None
 
     @property
     def is_measured(self) -> bool:
-        """Tell whether the row has a number that tables show; others are named below the table."""
+        """Tell whether it ended well or has a number; tables name other rows below them."""
         numbers = (
             self.ms,
             self.profile.average_step_time_us,
@@ -356,24 +372,31 @@ class Row:
     def samples_of(self, scope: str) -> list[Sample]:
         return [sample for sample in self.timed if sample.scope == scope]
 
-    def busy(self, scope: str) -> float:
+    def busy_share(self, scope: str) -> float:
+        """Return the share of the samples of a scope that ran beside other load; 0 without any."""
         samples = self.samples_of(scope)
         return sum(sample.is_flagged for sample in samples) / max(len(samples), 1)
 
     def is_beside_load(self, scope: str) -> bool:
-        """Tell whether its times are from rounds beside other load, for want of enough others."""
-        return ratios.without_load([self.times_of(scope).medians], self.times_of(scope).loaded)[1]
+        """Tell whether rounds beside other load count in its times, since too few others are left."""
+        times = self.times_of(scope)
+        _, is_loaded = ratios.without_load([times.medians], times.loaded)
+        return is_loaded
 
 
 Rows = Sequence[Row]
 
 
 def gaps(line: Correctness) -> dict[str, float]:
+    """Return kind of logits -> the known relative difference of a pruned loss to the exact one."""
     return {kind: gap for kind, gap in (line.approximation_gaps or {}).items() if gap is not None}
 
 
 def with_kind(name: str, kind: str | None) -> str:
-    """Return a name with a mark for its kind, unless the loss is exact."""
-    if kind in implementations.LATTICES:
-        return name if name.endswith(f":{kind}") else f"{name} ({kind})"
-    return name + (" (approx.)" if kind == "pruned" else "")
+    """Return a name with a mark for its kind, as "fast_rnnt (approx.)"; that of an exact loss as it
+    is."""
+    if kind == "pruned":
+        return f"{name} (approx.)"
+    if kind in implementations.LATTICES and not name.endswith(f":{kind}"):
+        return f"{name} ({kind})"
+    return name

@@ -258,7 +258,7 @@ def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Stan
         paired=paired,
         beside_load=beside_load,
         rounds=rounds,
-        busy=(baseline.busy(scope), row.busy(scope)),
+        busy=(baseline.busy_share(scope), row.busy_share(scope)),
     )
 
 
@@ -313,7 +313,7 @@ def set_apart(rows: Sequence[Row]) -> None:
         if torch and mkl_as_intel != usual_mkl:
             whose = "products at the processor's rate" if mkl_as_intel else "own products"
             parts.append(f"with torch's {whose}")
-        row.under = " and ".join(parts)
+        row.other_torch = " and ".join(parts)
 
 
 def _numbers(version: str) -> list[int]:
@@ -332,7 +332,7 @@ def rank_times(group: Sequence[Row]) -> None:
     set_apart(group)
     for row in group:
         row.against_fastest = row.loss_against_fastest = row.with_fast_products = None
-    for ranked in text.gathered(((row.kind, row.under), row) for row in group).values():
+    for ranked in text.gathered(((row.kind, row.other_torch), row) for row in group).values():
         for standing in standings(ranked, "loss"):
             standing.row.against_fastest = standing.row.loss_against_fastest = standing
         for standing in standings(ranked, "step"):

@@ -1,9 +1,9 @@
-"""Summarize the samples of one run: times, stages, rates, medians of rounds, other load, and how
-near a limit they are.
+"""Summarize the samples of one run: times, stages, rates, rounds beside other load, and the percent of
+limit.
 
-The limit is the time that the device needs at least for a batch (docs/method.md): the bytes that
-the layout of a loss moves over the rate of memory, or the products of a step over the best rate of
-products.
+The limit is the least time that the device needs for a batch (docs/method.md): for a loss, the bytes
+that it must move over the rate of memory; for a step, the larger of that and the operations of its
+matrix products over the best rate of products.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from typing import NamedTuple
 from rnnt_bench.core import implementations, statistics, text
 from rnnt_bench.records import schema, store
 
-ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}  # bytes
 
 
 class Times(NamedTuple):
     """Hold the times of one scope in ms; empty where it was not timed.
 
     Attributes:
-        ms: what rows are ranked by
-        interval: 95%, of their median over rounds
-        event, wall: by the two clocks of CUDA
-        stages: means over batches of medians
-        medians: round -> batch -> median, with text as keys
-        loaded: rounds beside other load for more than half of their time
+        ms: the times by which rows are ranked, see Sample.ranked_ns
+        interval: (low, high), the 95% interval of the mean time over rounds
+        event, wall: by CUDA events, by the host's clock; None on a CPU, where `ms` is wall time
+        forward: of the forward pass alone
+        stages: stage -> mean over batches of the median of its samples
+        medians: round -> batch -> median of its samples; the keys are text
+        loaded: names of the rounds that ran beside other load for more than half of their time
     """
 
     ms: statistics.Summary | None = None
@@ -41,14 +42,20 @@ class Times(NamedTuple):
 
 
 def summarize(samples: Sequence[schema.Sample], scope: str) -> Times:
-    """Return the times of a scope.  samples: of all scopes, without warm-up."""
+    """Return the times of a scope.
+
+    Args:
+        samples: of all scopes of a run, without warm-up
+        scope: "step" or "loss"
+    """
     timed = [sample for sample in samples if sample.scope == scope]
     rounds = text.gathered((str(sample.round), sample) for sample in timed)
-    medians = {name: _medians(lines, 1e6) for name, lines in rounds.items()}
+    medians = {name: _medians_ms(of_round) for name, of_round in rounds.items()}
     # The interval is over rounds: samples of one process are not independent.
     interval = statistics.interval([fmean(batches.values()) for batches in medians.values()])
 
     def described(key: str) -> statistics.Summary | None:
+        """Summarize a field of the samples that holds nanoseconds; None where no sample has it."""
         durations = ((sample.batch, getattr(sample, key)) for sample in timed)
         return statistics.describe(
             text.gathered((batch, ns / 1e6) for batch, ns in durations if ns is not None)
@@ -69,26 +76,28 @@ def summarize(samples: Sequence[schema.Sample], scope: str) -> Times:
         forward=described("forward_wall_ns") or described("forward_event_ns"),
         stages={name: fmean(map(median, batches.values())) for name, batches in stages.items()},
         medians=medians,
-        loaded=[name for name, lines in rounds.items() if store.is_loaded(lines)],
+        loaded=[name for name, of_round in rounds.items() if store.is_loaded(of_round)],
     )
 
 
-def _medians(samples: Sequence[schema.Sample], unit_ns: float) -> dict[str, float]:
-    """Return the median time by batch, in a unit of so many nanoseconds."""
-    by_batch = text.gathered((str(sample.batch), sample.ranked_ns / unit_ns) for sample in samples)
+def _medians_ms(samples: Sequence[schema.Sample]) -> dict[str, float]:
+    """Return batch -> the median time of its samples in ms."""
+    by_batch = text.gathered((str(sample.batch), sample.ms) for sample in samples)
     return {batch: median(durations) for batch, durations in by_batch.items()}
 
 
 def rates(
     samples: Sequence[schema.Sample], batches: Sequence[schema.Batch]
 ) -> tuple[float | None, float | None]:
-    """Return (utterances, frames) per second of the measured batches, over the sum of the medians
-    of their samples."""
-    medians = _medians(samples, 1e9)
+    """Return (utterances, frames) per second.
+
+    The time is the sum of the medians of the batches that have samples. None: nothing was timed, or
+    records lack the frames of a batch."""
+    medians = _medians_ms(samples)
     timed = [batch for batch in batches if str(batch.index) in medians]
     if not timed:
         return None, None
-    seconds = sum(medians[str(batch.index)] for batch in timed)
+    seconds = sum(medians[str(batch.index)] for batch in timed) / 1e3
     utterances_per_second = sum(batch.N for batch in timed) / seconds
     frames = [batch.frames for batch in timed if batch.frames is not None]
     if len(frames) < len(timed):
@@ -97,7 +106,8 @@ def rates(
 
 
 def others_cpu(samples: Sequence[schema.Sample]) -> float | None:
-    """Return the share of the CPUs that other processes took, averaged over the time of samples."""
+    """Return the share (0 to 1) of the CPUs that other processes took, averaged over the time of the
+    samples; None where no sample has it."""
     shares = [
         (sample.total_wall_ns, sample.foreign_cpu)
         for sample in samples
@@ -107,7 +117,7 @@ def others_cpu(samples: Sequence[schema.Sample]) -> float | None:
     return sum(ns * share for ns, share in shares) / total if total else None
 
 
-# Limits.
+# The best that the device does.
 
 
 class DeviceRates(NamedTuple):
@@ -116,10 +126,10 @@ class DeviceRates(NamedTuple):
     Attributes:
         memory: bytes per second of the largest buffer, the median of the processes that measured
             it, since their pages differ
-        memory_low, memory_high: range over the processes
-        torch, loop: operations per second of matrix products by torch.mm and by the suite's own
-            loop, the best of all processes; the library that makes MKL take its path for Intel's
-            processors changes torch's rate alone
+        memory_low, memory_high: its range over these processes
+        torch: operations per second of matrix products by torch.mm, the best of all processes
+        loop: operations per second of the suite's own loop of matrix products, the best of all
+            processes; unlike torch's rate, it does not depend on the path that MKL takes
     """
 
     memory: float | None = None
@@ -135,23 +145,46 @@ class DeviceRates(NamedTuple):
 
 
 def device_rates(limits: Sequence[schema.Limits], mkl_as_intel: bool | None = None) -> DeviceRates:
-    """Return the rates of a run. mkl_as_intel: torch's rate is that of processes in which MKL took
-    its path for Intel's processors (True) or its own (False); None: of all processes."""
-    moved = [_bytes_per_second(line.streams) for line in limits if line.streams]
-    best: dict[str, float] = {}
-    for line in limits:
-        is_other_path = (
-            None not in (mkl_as_intel, line.mkl_as_intel) and line.mkl_as_intel != mkl_as_intel
-        )
-        for product in line.products:
-            if product.by == "torch" and is_other_path:
-                continue
-            rate = 2e9 * product.n**3 / min(product.ns)
-            best[product.by] = max(best.get(product.by, 0.0), rate)
-    result = DeviceRates(torch=best.get("torch"), loop=best.get("loop"))
-    if not moved:
-        return result
-    return result._replace(memory=median(moved), memory_low=min(moved), memory_high=max(moved))
+    """Return the rates of a run.
+
+    Args:
+        limits: records of the limits pass
+        mkl_as_intel: whether torch's rate is that of processes in which MKL took its path for Intel's
+            processors (True) or its usual path (False); None: of all processes
+    """
+    memory = [_bytes_per_second(line.streams) for line in limits if line.streams]
+    # Records that do not know the path of MKL count for both.
+    of_path = [line for line in limits if {line.mkl_as_intel, mkl_as_intel} != {True, False}]
+    return DeviceRates(
+        memory=median(memory) if memory else None,
+        memory_low=min(memory, default=None),
+        memory_high=max(memory, default=None),
+        torch=_products_per_second(of_path, "torch"),
+        loop=_products_per_second(limits, "loop"),
+    )
+
+
+def _products_per_second(limits: Sequence[schema.Limits], by: str) -> float | None:
+    """Return the most operations per second of the matrix products by "torch" or "loop"; None without
+    any."""
+    rates = [
+        # n x n matrices take n^3 multiplications and as many additions
+        2e9 * product.n**3 / min(product.ns)
+        for line in limits
+        for product in line.products
+        if product.by == by
+    ]
+    return max(rates, default=None)
+
+
+def _bytes_per_second(streams: Sequence[schema.Stream]) -> float:
+    """Return the best rate of the largest buffer in one process; other load only slows it."""
+    largest = max(stream.buffer_bytes for stream in streams)
+    return max(
+        1e9 * stream.moved_bytes / min(stream.ns)
+        for stream in streams
+        if stream.buffer_bytes == largest
+    )
 
 
 #: torch's matrix products are slow if their rate is below SLOW of the processor's, and MKL's path for
@@ -160,12 +193,12 @@ SLOW, FASTER = 0.8, 1.2
 
 
 def slow_products(limits: Sequence[schema.Limits]) -> float | None:
-    """Return the share of the processor's rate at which torch multiplies matrices, where that is slow
-    (see SLOW) because of MKL; None where it is not slow, or not known.
+    """Return torch's rate of matrix products over the processor's, if it is slow because of MKL (see
+    SLOW); None if it is not slow, or not known.
 
     The processor's rate is that of the suite's own loop. On processors that are not Intel's, MKL may
-    not use the widest vectors; a preloaded library makes it take its path for Intel's."""
-    # The records with streams are of all threads, which wait for each other beside other load: torch
+    not use the widest vectors. A preloaded library makes it take its path for Intel's."""
+    # Records with streams are of all threads. Beside other load these wait for each other, so torch
     # would look slow for that reason too.
     one_thread = [line for line in limits if not line.streams]
     usual = device_rates(one_thread, mkl_as_intel=False)
@@ -176,46 +209,54 @@ def slow_products(limits: Sequence[schema.Limits]) -> float | None:
     return usual.torch / usual.loop if is_slow else None
 
 
-def _bytes_per_second(streams: Sequence[schema.Stream]) -> float:
-    """Return the best rate of the largest buffer in one process, since other load only slows."""
-    largest = max(stream.buffer_bytes for stream in streams)
-    return max(
-        1e9 * stream.moved_bytes / min(stream.ns)
-        for stream in streams
-        if stream.buffer_bytes == largest
-    )
+# The limit.
 
 
 def least_work(
     scope: str, kind: str, batch: schema.Batch, settings: schema.RecordedSettings, share: float
 ) -> tuple[float, float]:
-    """Return (bytes to move, operations of matrix products) of a batch without its padding, at
-    least. Only needed cells count, those whose posterior the gradient's dtype can tell from zero;
-    an exact loss may leave out the others. The loss alone reads their logits for the normalisers
-    and again for the gradient, and writes gradients of all cells. A step stores no logits: inputs,
-    weights and their gradients move, and each needed cell takes three products of 2 H V. Pruned
-    losses have S symbols a frame, two projections, and normalisers of am + lm. share: the needed
-    cells over all."""
-    itemsize, H = ITEMSIZE[settings.dtype], settings.encoder_dim
+    """Return (bytes to move, operations of matrix products): the least work of a batch, without its
+    padding.
+
+    Only needed cells of the lattice count: those whose posterior the gradient's dtype can tell from
+    zero. An exact loss may leave out all others.
+
+    Args:
+        scope: "step" or "loss"
+        kind: of the loss, one of implementations.KINDS
+        settings: of the run, with the sizes H of the encoder and V of the vocabulary
+        share: needed cells over all cells without padding
+    """
+    itemsize = ITEMSIZE[settings.dtype]
+    H = settings.encoder_dim
     V = settings.vocab_size + len(implementations.durations_of(kind, settings.durations))
-    visited = batch.useful_cells  # the cells that this kind can need
-    if kind in implementations.ONE_SYMBOL:
-        visited = batch.one_symbol_cells or visited
-    elif kind == "pruned":
-        visited = batch.pruned_cells or visited
-    needed = min(share * batch.useful_cells, visited)
+    reachable = _reachable_cells(kind, batch)
+    needed = min(share * batch.useful_cells, reachable)
     if scope == "loss":
-        written = batch.useful_cells
-        if kind == "pruned" and batch.pruned_cells:
-            written = batch.pruned_cells
+        # It reads the logits of needed cells for the normalisers and again for the gradient, and
+        # writes the gradient of every cell that has logits.
+        written = reachable if kind == "pruned" else batch.useful_cells
         return itemsize * V * (2 * needed + written), 0.0
-    rows = (batch.frames or 0) + (batch.tokens or 0) + batch.N
-    layers = 1
-    flops = 6 * H * V * needed
+    # A step need not store logits: the inputs (T frames and U + 1 decoder outputs of each utterance),
+    # the weights and the gradients of both move.
+    inputs = (batch.frames or 0) + (batch.tokens or 0) + batch.N
+    # Three products of 2 H V operations a cell: the logits, and the gradients of input and weight.
+    product = 6 * H * V
+    if kind != "pruned":
+        return 2 * itemsize * (inputs * H + H * V), product * needed
+    # Pruned losses have two projections more, am of frames and lm of decoder outputs. Their
+    # normalisers, the sums over V of exp(am + lm), are a product of matrices.
+    operations = product * (needed + inputs) + 2 * batch.useful_cells * V
+    return 2 * itemsize * (inputs * H + 3 * H * V), operations
+
+
+def _reachable_cells(kind: str, batch: schema.Batch) -> int:
+    """Return the cells without padding that paths of this kind of loss can meet."""
+    if kind in implementations.ONE_SYMBOL:
+        return batch.one_symbol_cells or batch.useful_cells
     if kind == "pruned":
-        layers = 3
-        flops += 2 * batch.useful_cells * V + 6 * H * V * rows
-    return 2 * itemsize * (rows * H + layers * H * V), flops
+        return batch.pruned_cells or batch.useful_cells
+    return batch.useful_cells
 
 
 def limit_percent(
@@ -226,33 +267,37 @@ def limit_percent(
     samples: Sequence[schema.Sample],
     at_size: schema.AtSize | None,
 ) -> dict[str, float]:
-    """Return by scope how many percent of the time the limit is, the geometric mean over batches;
-    empty where the records hold too little. at_size: of the correctness pass, which counted the
-    needed cells."""
-    is_known = (
+    """Return scope -> the limit in percent of the measured time, the geometric mean over batches.
+
+    A scope is left out where the records hold too little to tell.
+
+    Args:
+        kind: of the loss, one of implementations.KINDS
+        samples: of all scopes, without warm-up
+        at_size: what the correctness pass found on a measured batch: it counted the needed cells
+    """
+    if not (
         settings.dtype in ITEMSIZE
         and settings.vocab_size
         and settings.encoder_dim
         and settings.mode != "forward"
-    )
-    if not (
-        rates.memory and is_known and at_size and at_size.needed_cells and at_size.useful_cells
     ):
+        return {}
+    if not (rates.memory and at_size and at_size.needed_cells and at_size.useful_cells):
         return {}
     share = at_size.needed_cells / at_size.useful_cells
     percent = {}
     for scope, timed in text.gathered((sample.scope, sample) for sample in samples).items():
-        if not rates.products and scope != "loss":
+        if scope != "loss" and not rates.products:
             continue
-        limits = {}  # batch -> seconds
+        limits_ms = {}
         for batch in batches:
             if batch.tokens is not None:
                 moved_bytes, operations = least_work(scope, kind, batch, settings, share)
                 seconds = max(moved_bytes / rates.memory, operations / (rates.products or 1.0))
-                limits[str(batch.index)] = seconds
-        medians = _medians(timed, 1e9)
-        if medians.keys() <= limits.keys():
-            percent[scope] = 100 * geometric_mean(
-                [limits[batch] / seconds for batch, seconds in medians.items()]
-            )
+                limits_ms[str(batch.index)] = 1e3 * seconds
+        medians = _medians_ms(timed)
+        if medians.keys() <= limits_ms.keys():
+            shares = [limits_ms[batch] / ms for batch, ms in medians.items()]
+            percent[scope] = 100 * geometric_mean(shares)
     return percent

@@ -181,14 +181,14 @@ def _with_pieces(rows: Sequence[Row]) -> Sequence[str | None]:
 def ranked_kinds(rows: Sequence[Row]) -> Sequence[str | None]:
     """Return the kinds whose fastest a verdict names: the exact losses, or those of the rows' one
     lattice."""
-    kinds = {row.kind for row in rows if row.is_comparable and not row.under}
+    kinds = {row.kind for row in rows if row.is_comparable and not row.other_torch}
     lattices = kinds.intersection(implementations.LATTICES)
     return EXACT if kinds.intersection(EXACT) or len(lattices) != 1 else tuple(lattices)
 
 
 def _ok(rows: Sequence[Row], kinds: Sequence[str | None] | None = None) -> list[Row]:
     kinds = ranked_kinds(rows) if kinds is None else kinds
-    return [row for row in rows if row.is_comparable and row.kind in kinds and not row.under]
+    return [row for row in rows if row.is_comparable and row.kind in kinds and not row.other_torch]
 
 
 # In words.

@@ -87,7 +87,7 @@ def _card(question: str, pick: verdict.Pick, lines: Sequence[parts.Line]) -> par
     names none where the answer is withheld."""
     if pick.withheld:
         return parts.Card(question, "withheld", False, lines=[_line("Speed", [pick.withheld])])
-    answer = verdict.either([row.marked for row in [pick.row, *pick.rivals]])
+    answer = verdict.either([row.marked_label for row in [pick.row, *pick.rivals]])
     code = snippets.SNIPPETS.get(pick.row.loss, "")
     implementation = implementations.BY_NAME.get(pick.row.loss)
     if implementation and implementation.package == "fused_transducer":
@@ -181,7 +181,7 @@ def _machine_facts(row: Row) -> dict[str, Any]:
     """Return {term: value} of the machine and the state it ran in; None, "" or [] is unknown."""
     environment = row.environment
     machine = row.header.machine
-    name = machines.named(machine)
+    name = machines.described(machine)
     if machine.memory_bytes is not None:
         name += f", {machine.memory_bytes / text.GIB:.0f} GiB"
     return {

@@ -250,7 +250,7 @@ def _controls(changes: Changes) -> list[str]:
     for scope in SCOPES:
         times = [change.time[scope] for change in changes if scope in change.time]
         for unchanged in control.unchanged_by_runs(times).values():
-            moved = control.moved(unchanged)
+            moved = control.control_of(unchanged)
             lines += [f"control, {scope}: {_moved(moved, unchanged[0])}"] if moved else []
     return lines
 

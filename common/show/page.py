@@ -334,7 +334,7 @@ def after_run(log_dir: Path, quiet: bool, log: logs.Log | None = None) -> None:
     """
     path = log_dir / FILE_NAME
     try:
-        write(log.newest() if log and log.every else logs.read_any([log_dir]), path, [log_dir])
+        write(log.newest() if log and log.all_rows else logs.read_any([log_dir]), path, [log_dir])
     except KeyboardInterrupt:
         errors.say(f"warning: the report was interrupted: {command('report')} writes it")
     except errors.UserError as error:

@@ -60,7 +60,11 @@ def over_fastest(rows: Rows) -> Figure | None:
     )
     if any(dot.hollow for dot in dots):
         caption += " Hollow: beside other load, so the ratio decides nothing."
-    others = [row.label for row in rows if row.ms and not row.of_one_model and base.of_one_model]
+    others = [
+        row.label
+        for row in rows
+        if row.ms and not row.trains_exact_model and base.trains_exact_model
+    ]
     if others:
         caption += f" Not drawn, as they train another model: {', '.join(others)}."
     return ratios(
@@ -76,8 +80,12 @@ def _dot(row: Row, base: Row, scope: str) -> Dot | None:
     """Return how a row stands against the fastest; None where the two are not compared."""
     against = row.against_fastest
     if row is base:
-        return Dot(row.marked, row.look, 1.0, verdict="fastest", source=row.results)
-    if against is None or row.of_one_model != base.of_one_model or row.under != base.under:
+        return Dot(row.marked_label, row.look, 1.0, verdict="fastest", source=row.results)
+    if (
+        against is None
+        or row.trains_exact_model != base.trains_exact_model
+        or row.other_torch != base.other_torch
+    ):
         return None
     word = metrics.METRICS["verdict"].shown(row)
     if against.baseline is not base or against.scope != scope:  # ranked among another kind
@@ -87,7 +95,7 @@ def _dot(row: Row, base: Row, scope: str) -> Dot | None:
     if ratio is None:
         return None
     return Dot(
-        row.marked,
+        row.marked_label,
         row.look,
         ratio.ratio,
         ratio.low,
@@ -175,7 +183,7 @@ def front(rows: Rows) -> list[Row]:
 
 
 def _is_ranked(row: Row) -> bool:
-    return row.of_one_model and not row.under
+    return row.trains_exact_model and not row.other_torch
 
 
 def _ends(summaries: Iterable[statistics.Summary]) -> list[float]:
@@ -206,7 +214,7 @@ def time_and_memory(rows: Rows) -> Figure | None:
         sentences.append(
             f"Beaten in both by no other exact loss (line): {', '.join(row.label for row in best)}."
         )
-    others = [row.marked for row in rows if not _is_ranked(row)]
+    others = [row.marked_label for row in rows if not _is_ranked(row)]
     if others:
         sentences.append(
             f"Hollow, not ranked: of other models, or under another torch: {', '.join(others)}."
@@ -222,11 +230,13 @@ def time_and_memory(rows: Rows) -> Figure | None:
         look = style.marker(row.look, 13, hollow=not _is_ranked(row))
         hover = "%{x:.4g} ms, %{y:.4g} MB"
         data.append(
-            style.points(row.marked, [places[row.label]], look, hover, cliponaxis=False, **options)
+            style.points(
+                row.marked_label, [places[row.label]], look, hover, cliponaxis=False, **options
+            )
         )
         ms, mb = (measured(value, row.results) for value in places[row.label])
         on_front = Cell("yes" if row in best else "no")
-        name = Cell(row.marked)
+        name = Cell(row.marked_label)
         cells.append(
             {"implementation": name, "median ms": ms, "peak MB": mb, "on the front": on_front}
         )
@@ -350,7 +360,9 @@ def _over(
             options["error_y"] = style.whiskers([point.measured for point in curve])
         places = [(shown(point.value), point.measured.median) for point in curve]
         hover = f"%{{x}}: %{{y:.4g}} {unit}"
-        data.append(style.points(row.marked, places, style.marker(row.look, 11), hover, **options))
+        data.append(
+            style.points(row.marked_label, places, style.marker(row.look, 11), hover, **options)
+        )
     for point in points:
         value = point.value if groups.is_numeric([point.value]) else None
         cell = {
@@ -548,15 +560,17 @@ def memory_within(rows: Rows) -> Figure | None:
         ]
         line = {**style.line(row.look), "dash": "solid", "shape": "hv"}
         data.append(
-            style.points(row.marked, places, {}, hover, mode="lines", line=line, customdata=numbers)
+            style.points(
+                row.marked_label, places, {}, hover, mode="lines", line=line, customdata=numbers
+            )
         )
         peak = curve.mb.index(curve.peak_mb)
         dot = style.marker(row.look, 10)
         data.append(
-            style.points(row.marked, [places[peak]], dot, hover, customdata=[numbers[peak]])
+            style.points(row.marked_label, [places[peak]], dot, hover, customdata=[numbers[peak]])
         )
         words = f"at {number(curve.ms[peak], 3)} of {number(step_ms, 3)} ms"
-        names.append(f"{style.shown(row.marked)}  <b>{number(curve.peak_mb)} MB</b>  {words}")
+        names.append(f"{style.shown(row.marked_label)}  <b>{number(curve.peak_mb)} MB</b>  {words}")
         trace = row.folder / curve.file
         stages = ", ".join(f"{stage} {number(mb, 3)}" for stage, mb in curve.stage_mb.items())
         cells.append(

@@ -74,10 +74,10 @@ def main(options: Namespace) -> int:
         tool_rows = [row for tool in parts.slices() for row in tool.rows(paths)]
         texts.append(tables.exported(log, tool_rows, format))
     else:
-        if log.every and format == "table" and not options.details:
+        if log.all_rows and format == "table" and not options.details:
             terminal = tables.UNKNOWN if options.output else tables.this_terminal()
             texts.append(tables.screen(log, terminal, options.log))
-        elif log.every:
+        elif log.all_rows:
             texts.append(tables.whole(log, format, options.log))
         texts += [text for tool in parts.slices() for text in tool.text(paths, format)]
     text = "\n".join(filter(None, texts))

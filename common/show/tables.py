@@ -332,7 +332,8 @@ def correctness(rows: Rows, terminal: Terminal) -> Lines:
     right = [row for row in rows if None not in row.errors and row.status == "ok"]
     if not right:
         return []
-    loss, gradients = (error(max(row.errors[index] or 0 for row in right)) for index in (0, 1))
+    loss = error(max(row.errors.loss or 0 for row in right))
+    gradients = error(max(row.errors.gradient or 0 for row in right))
     where = (
         "at the measured size"
         if all(row.checked.at_size for row in right)
@@ -340,7 +341,7 @@ def correctness(rows: Rows, terminal: Terminal) -> Lines:
     )
     words = f"correct: {count(len(right), 'row')}, loss within {loss} and gradients within {gradients} of the float64 "
     words += f"oracle's {where}"
-    errors_by_name = gathered((row.name, row.errors[1] or 0) for row in right)
+    errors_by_name = gathered((row.name, row.errors.gradient or 0) for row in right)
     limit = doubts.MARKED_ERROR
     above = [
         f"{name} {error(max(errors))}"
