@@ -1,18 +1,20 @@
-"""The largest batches of a training, bucket by bucket: the bins, which job comes next, the table,
-lines to paste."""
+"""The largest batches of a training, bucket by bucket: which job comes next, the table, lines to paste.
+
+A bucket holds utterances of similar duration.  First each bucket is searched alone, by probes under
+a part of the memory limit.  Then one job runs steps of all buckets in random order, under the whole
+limit: the job "together"."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from msgspec import Struct, structs
 
 from rnnt_bench.core import text
-from rnnt_bench.present.parts import Cell, Values, measured, tabulated
+from rnnt_bench.present.parts import Cell, Table, measured, tabulated
 from rnnt_bench.records import schema
 from rnnt_bench.tools.kept import Answer, Job, Kept
 from rnnt_bench.tools.largest.search import (
@@ -24,18 +26,16 @@ from rnnt_bench.tools.largest.search import (
     Try,
 )
 
-#: Part of the utterances of a bin that have no more tokens than its U; a longer text is to be left
-#: out.
+#: Percent of the utterances of a bucket that have no more tokens than its U.  The others are to be
+#: left out of the training.
 PERCENTILE = 98
-#: Steps of a probe: the second has the optimizer's states.
+#: Steps of a probe: the optimizer makes its states at the end of the first.
 PROBE_STEPS = 2
-#: Steps over all buckets in random order, at the sizes found, at least.
-TOGETHER = 20
-#: Steps of each bucket among them, at least: the median of their times is shown.
-OF_BUCKET = 3
-#: Columns of a loss, by the keys of its rows.
+#: The job "together" runs at least so many steps in all, and of each bucket.
+STEPS_TOGETHER = 20
+STEPS_OF_BUCKET = 3
+#: Fields of a Row that the table shows beside N -> title.
 COLUMNS = {
-    "N": "N",
     "peak_mb": "peak MB",
     "frames": "frames",
     "padded_frames": "padded frames",
@@ -44,14 +44,14 @@ COLUMNS = {
 
 
 class Bucket(Struct, frozen=True):
-    """A bin of utterances.
+    """The utterances of a bucket.
 
     Attributes:
         T: frames of the longest
         U: tokens that PERCENTILE of them do not exceed
-        count: utterances
-        frames: of all of them
-        beyond: utterances with more tokens
+        count: number of utterances
+        frames: sum over all utterances
+        beyond: number of utterances with more than U tokens
     """
 
     T: schema.Positive
@@ -61,14 +61,16 @@ class Bucket(Struct, frozen=True):
     beyond: schema.Count
 
 
-class Training(Struct, tag="training", kw_only=True):
-    """The search of a training.
+class Buckets(Struct, tag="training", kw_only=True):
+    """The search of all buckets of a training.
 
     Attributes:
-        model: by import path
-        losses: names; "" for the model's own
-        seconds: of a frame
+        model: import path
+        losses: names of the losses to search for; "" is the model's own
+        seconds: duration of a frame
         margin: share of the limit that is left free in the search
+        words: lines below the table, on what is the same for all
+        limit: memory that a step may take, in words
     """
 
     model: str
@@ -80,26 +82,26 @@ class Training(Struct, tag="training", kw_only=True):
     limit: str = ""
 
     def tries(self, sizes: Mapping[int, int]) -> list[Try]:
-        """Return the steps of buckets, of their N by their numbers."""
-        buckets = dict(enumerate(self.buckets, 1))
-        return [
-            Try(N=N, T=buckets[number].T, U=buckets[number].U, bucket=number)
-            for number, N in sizes.items()
-        ]
+        """Return a step for each bucket.  sizes: number of a bucket, from 1 -> N."""
+        tries = []
+        for number, N in sizes.items():
+            bucket = self.buckets[number - 1]
+            tries.append(Try(N=N, T=bucket.T, U=bucket.U, bucket=number))
+        return tries
 
 
 class Steps(Request, tag="steps", kw_only=True):
-    """Ask for steps of a training.
+    """Ask a job for steps of a training.
 
     Attributes:
-        model: by import path, with `arguments`
-        features, hop: values of a frame, and samples
-        vocab_size: of the symbols, where the model has none of its own
-        optimizer: a class of torch.optim
-        loss: "" for the model's own
-        tries: N, T, U of each bucket
-        rounds: steps of each of them
-        share: of the limit that they may take
+        model, arguments: import path of what makes the model, and its arguments
+        features, hop: values of a frame, and samples of a frame for a model that takes samples
+        vocab_size: number of symbols, of a model that does not tell its own
+        optimizer: name of a class of torch.optim
+        share: part of the limit that the steps may take
+        loss: its name; "" for the model's own
+        tries: a step for each bucket
+        rounds: how many times each of them is run
     """
 
     model: str
@@ -117,32 +119,86 @@ class Steps(Request, tag="steps", kw_only=True):
 
 
 def of_utterances(utterances: Any, durations: int, parts: int) -> list[Bucket]:
-    """Return bins of equal total duration, each cut into `parts` of equal duration by tokens.
+    """Return `durations` buckets of equal total duration, each cut by tokens into `parts` of equal
+    duration.
 
     utterances: integers (utterances, 2), columns frames and tokens."""
     import numpy as np
 
-    def cut(rows: Any, column: int, count: int) -> list[Any]:
-        rows = rows[np.argsort(rows[:, column], kind="stable")]
-        total = np.cumsum(rows[:, 0].astype(np.int64))
-        at = np.searchsorted(total, total[-1] * np.arange(1, count) / count)
-        # equal ones stay together
-        edges = np.searchsorted(rows[:, column], rows[at, column], side="right")
-        return [part for part in np.split(rows, np.unique(edges)) if len(part)]
-
     buckets = []
-    for of_duration in cut(utterances, 0, durations):
+    for of_duration in _cut(utterances, 0, durations):
         T = int(of_duration[:, 0].max())
-        for rows in cut(of_duration, 1, parts):
+        for rows in _cut(of_duration, 1, parts):
             U = int(np.percentile(rows[:, 1], PERCENTILE, method="higher"))
             beyond = int((rows[:, 1] > U).sum())
             buckets.append(Bucket(T, U, len(rows), int(rows[:, 0].sum()), beyond))
     return buckets
 
 
-def searched(config: Training, kept: Kept, loss: str) -> dict[int, Outcome]:
-    """Return how the search of each bucket ended, by its number, the longest utterances first: the
-    first size to try is that of as many padded frames as fit in the bucket before."""
+def _cut(utterances: Any, column: int, parts: int) -> list[Any]:
+    """Return utterances, sorted by a column, in `parts` of equal total frames.
+
+    Utterances with an equal value stay together, so that there may be fewer parts."""
+    import numpy as np
+
+    rows = utterances[np.argsort(utterances[:, column], kind="stable")]
+    total = np.cumsum(rows[:, 0].astype(np.int64))
+    last = np.searchsorted(total, total[-1] * np.arange(1, parts) / parts)
+    edges = np.searchsorted(rows[:, column], rows[last, column], side="right")
+    return [part for part in np.split(rows, np.unique(edges)) if len(part)]
+
+
+class Progress(Struct):
+    """How far a training is with one loss.
+
+    Attributes:
+        loss: its name; "" for the model's own
+        outcomes: number of a bucket -> how its search ended, with the size that runs together
+        reduced: number of a bucket that failed together -> the size that ran alone
+        name, job: of the last job "together"
+    """
+
+    loss: str
+    outcomes: dict[int, Outcome]
+    reduced: dict[int, int]
+    name: str
+    job: Job
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Return N by the numbers of the buckets that have a size."""
+        return {number: end.size for number, end in self.outcomes.items() if end.size}
+
+    @property
+    def to_run_together(self) -> bool:
+        """Tell whether the steps over all buckets did not run, or not to their end."""
+        return bool(self.sizes) and self.job.status != "ok"
+
+
+def progress(config: Buckets, kept: Kept, loss: str) -> Progress:
+    """Return how far a training is with a loss.
+
+    A job "together" that did not fit ended at a step of one bucket, whose size is reduced then."""
+    outcomes = searched(config, kept, loss)
+    reduced: dict[int, int] = {}
+    head = f"{loss} together-".strip()
+    failed = 0
+    for name, job in kept.jobs.items():
+        if not (name.startswith(head) and job.status in LIMITS and job.values):
+            continue
+        failed += 1
+        number = job.of(Try)[-1].bucket or 0
+        size = outcomes[number].size or 0
+        reduced.setdefault(number, size)
+        outcomes[number].size = min(size - 1, int((1 - TOLERANCE) * size)) or None
+    name = f"{head}{failed + 1}"
+    return Progress(loss, outcomes, reduced, name, kept.job(name))
+
+
+def searched(config: Buckets, kept: Kept, loss: str) -> dict[int, Outcome]:
+    """Return how the search of each bucket ended, by its number, the longest utterances first.
+
+    The first size to try has as many padded frames as the largest batch of the bucket before."""
     outcomes = {}
     frames = 0
     for number in range(len(config.buckets), 0, -1):
@@ -155,173 +211,187 @@ def searched(config: Training, kept: Kept, loss: str) -> dict[int, Outcome]:
     return outcomes
 
 
-def together(
-    kept: Kept, loss: str, outcomes: dict[int, Outcome]
-) -> tuple[dict[int, int], str, Job]:
-    """Return the sizes of the buckets, those that failed among the others reduced; the last job of
-    steps over all of them, after its name."""
-    sizes = {number: end.size or 0 for number, end in outcomes.items()}
-    head = f"{loss} together-".strip()
-    failed = [
-        job.of(Try)[-1].bucket or 0
-        for name, job in kept.jobs.items()
-        if name.startswith(head) and job.status in LIMITS and job.values
-    ]
-    for number in failed:
-        sizes[number] = min(sizes[number] - 1, int((1 - TOLERANCE) * sizes[number]))
-    name = f"{head}{len(failed) + 1}"
-    return {number: N for number, N in sizes.items() if N}, name, kept.job(name)
+def coming(config: Buckets, kept: Kept, steps: Steps) -> list[tuple[str, Steps]]:
+    """Return the jobs that are to come next, by name, with what each is asked.
+
+    These are the probes of the searches that go on, the longest bucket first.  After all searches
+    they are the jobs "together", which follow each other, since their times are compared.
+
+    steps: the request, but its loss, tries and rounds."""
+    losses = [progress(config, kept, loss) for loss in config.losses]
+    probes = []
+    for state in losses:
+        for number, end in state.outcomes.items():
+            if end.coming is not None:
+                tries = config.tries({number: end.coming})
+                request = structs.replace(steps, loss=state.loss, tries=tries)
+                probes.append((f"{end.name} probe-{end.coming}", request))
+    if probes:
+        return probes
+    together = []
+    for state in filter(lambda state: state.to_run_together, losses):
+        tries = config.tries(state.sizes)
+        rounds = max(STEPS_OF_BUCKET, math.ceil(STEPS_TOGETHER / len(tries)))
+        request = structs.replace(steps, loss=state.loss, tries=tries, rounds=rounds, share=1.0)
+        together.append((state.name, request))
+    return together
 
 
-def coming(config: Training, kept: Kept, steps: Steps) -> list[tuple[str, Steps]]:
-    """Return (job, what it is asked) of what is to be tried next: the longest bucket first, then
-    all together.
+class Row(Struct):
+    """A bucket of a training with a loss, as CSV and JSON have it.
 
-    The steps of all losses together follow each other, after every search: their times are
-    compared."""
-    probes: list[tuple[str, Steps]] = []
-    ends = []
-    for loss in config.losses:
-        asked = partial(structs.replace, steps, loss=loss)
-        outcomes = searched(config, kept, loss)
-        probes += [
-            (f"{end.name} probe-{end.coming}", asked(tries=config.tries({number: end.coming})))
-            for number, end in outcomes.items()
-            if end.coming is not None
-        ]
-        sizes, name, job = together(kept, loss, outcomes)
-        if sizes and job.status != "ok":
-            rounds = max(OF_BUCKET, math.ceil(TOGETHER / len(sizes)))
-            ends.append((name, asked(tries=config.tries(sizes), rounds=rounds, share=1.0)))
-    return probes or ends
+    Attributes:
+        seconds: bound between the durations of this bucket and of the next
+        N: utterances of the largest batch; None where none is known
+        peak_mb: highest peak of a probe of the size that ran alone
+        frames, padded_frames: of a batch: the mean, and N times T
+        utterances_per_second: N over the time of a step, the median of the steps together
+    """
+
+    loss: str
+    bucket: int
+    T: int
+    U: int
+    seconds: float
+    N: int | None
+    status: str
+    reason: str
+    peak_mb: float | None
+    frames: int | None
+    padded_frames: int | None
+    utterances_per_second: float | None
+
+
+def _rows(config: Buckets, state: Progress) -> list[Row]:
+    """Return the rows of a loss, a bucket each."""
+    rates = text.gathered(
+        (step.bucket, step.N / step.ns * 1e9)
+        for step in state.job.of(Try)
+        # The record before a step has no time; the one with the peak repeats the last step.
+        if step.ns and not step.peak_bytes
+    )
+    rows = []
+    for number, bucket in enumerate(config.buckets, start=1):
+        end = state.outcomes[number]
+        row = Row(
+            loss=state.loss,
+            bucket=number,
+            T=bucket.T,
+            U=bucket.U,
+            seconds=round((bucket.T + 0.5) * config.seconds, 4),
+            N=end.size,
+            status=end.status,
+            reason=end.reason,
+            peak_mb=end.peak_mb,
+            frames=round(end.size * bucket.frames / bucket.count) if end.size else None,
+            padded_frames=end.size * bucket.T if end.size else None,
+            utterances_per_second=median(rates[number]) if number in rates else None,
+        )
+        rows.append(row)
+    return rows
 
 
 def answer(kept: Kept) -> Answer:
-    """Return the table of a run, a bucket a row, the losses side by side."""
-    config = schema.typed(kept.header.config, Training)
+    """Return the answer of a run: a table with a row for each bucket, the losses side by side."""
+    config = schema.typed(kept.header.config, Buckets)
     result = Answer(kept.header.name)
-    table: list[dict[str, Cell]] = [
-        {"bucket": measured(number), "T": measured(bucket.T), "U": measured(bucket.U)}
-        for number, bucket in enumerate(config.buckets, 1)
-    ]
-    first, *others = [_add_loss(result, table, config, kept, loss) for loss in config.losses]
-    result.total = [_bought(first, rows) for rows in others]
-    result.tables = [
-        tabulated("largest", f"The largest batch of {config.model} in each bucket", table)
-    ]
-    for rows in (first, *others):
-        if all(row["N"] for row in rows):
+    losses = [progress(config, kept, loss) for loss in config.losses]
+    rows_of_losses = [_rows(config, state) for state in losses]
+    first, *others = rows_of_losses
+    result.total = [_gain(first, rows) for rows in others]
+    result.tables = [_table(config, losses, rows_of_losses)]
+    for state, rows in zip(losses, rows_of_losses):
+        _add_ends(result, state, rows)
+    for rows in rows_of_losses:
+        if all(row.N for row in rows):
             result.lines.append(_max_duration(rows, config.seconds))
             for name, lines in _forms(rows).items():
                 result.forms[name] = result.forms.get(name, "") + lines
     beyond = sum(bucket.beyond for bucket in config.buckets)
     if beyond:
         total = sum(bucket.count for bucket in config.buckets)
-        words = "leave out utterances of more tokens than their bucket's U"
-        result.lines.append(f"{words}: {beyond:,} of {total:,}")
+        result.lines.append(
+            f"leave out utterances of more tokens than their bucket's U: {beyond:,} of {total:,}"
+        )
     margin = f"of which {config.margin:.0%} stayed free in the search"
     result.lines += [f"limit: {config.limit}, {margin}", *kept.machine, *config.words]
     return result
 
 
-def _rows_of_loss(
-    config: Training, loss: str, outcomes: dict[int, Outcome], sizes: dict[int, int], job: Job
-) -> list[Values]:
-    """Return the rows of a loss, by bucket: the sizes that ran together, and the rates of their
-    steps, which `job` took."""
-    rates = text.gathered(
-        (step.bucket, step.N / step.ns * 1e9)
-        for step in job.of(Try)
-        # a record before a step has no time, and the one with the peak repeats the last step
-        if step.ns and not step.peak_bytes
-    )
-    rows: list[Values] = []
-    for number, bucket in enumerate(config.buckets, 1):
-        outcome = outcomes[number]
-        N = sizes.get(number)
-        row: Values = {
-            "loss": loss,
-            "bucket": number,
-            "T": bucket.T,
-            "U": bucket.U,
-            # all utterances of the bucket are below, and none of a frame more
-            "seconds": round((bucket.T + 0.5) * config.seconds, 4),
-            "N": N,
-            "status": outcome.status,
-            "reason": outcome.reason,
-            "peak_mb": outcome.peak_mb,
-            "frames": round(N * bucket.frames / bucket.count) if N else None,
-            "padded_frames": N * bucket.T if N else None,
-            "utterances_per_second": median(rates[number]) if number in rates else None,
-        }
-        rows.append(row)
-    return rows
+def _table(config: Buckets, losses: Sequence[Progress], rows: Sequence[Sequence[Row]]) -> Table:
+    """Return the table of a run.  rows: of each loss, by bucket."""
+    table = []
+    for number, bucket in enumerate(config.buckets, start=1):
+        line = {"bucket": measured(number), "T": measured(bucket.T), "U": measured(bucket.U)}
+        for state, rows_of_loss in zip(losses, rows):
+            row = rows_of_loss[number - 1]
+            line[f"N {state.loss}".strip()] = Cell(state.outcomes[number].shown, row.N)
+            for key, title in COLUMNS.items():
+                line[f"{title} {state.loss}".strip()] = measured(getattr(row, key))
+        table.append(line)
+    return tabulated("largest", f"The largest batch of {config.model} in each bucket", table)
 
 
-def _add_loss(
-    result: Answer, table: list[dict[str, Cell]], config: Training, kept: Kept, loss: str
-) -> list[Values]:
-    """Add a loss to the answer, and its columns to the table; return its rows, by bucket."""
-    outcomes = searched(config, kept, loss)
-    sizes, _, job = together(kept, loss, outcomes)
-    rows = _rows_of_loss(config, loss, outcomes, sizes, job)
-    for row, cells_of_bucket in zip(rows, table):
-        outcome = outcomes[row["bucket"]]
-        N = row["N"]
-        if N != outcome.size:
-            words = f"N {outcome.size} ran alone, and not after the others: now {N or 0}"
-            result.lines.append(f"{outcome.name}: {words}")
-        for key, title in COLUMNS.items():
-            cells_of_bucket[f"{title} {loss}".strip()] = measured(row[key])
-        shown = structs.replace(outcome, size=N).shown
-        cells_of_bucket[f"N {loss}".strip()] = Cell(shown, N)
-        if outcome.reason:
-            where = f"{outcome.name} (T {row['T']}, U {row['U']})"
-            result.failures.append(f"{where}: {outcome.status}: {outcome.reason}")
-    result.rows += rows
-    result.statuses += [row["status"] for row in rows]
-    if sizes and job.status != "ok":
-        result.statuses.append(job.status)
-        result.failures.append(f"{loss} steps over all buckets: {job.status} {job.reason}".strip())
-    return rows
+def _add_ends(result: Answer, state: Progress, rows: Sequence[Row]) -> None:
+    """Add to an answer the rows of a loss, and how its jobs ended."""
+    for row in rows:
+        name = state.outcomes[row.bucket].name
+        if row.bucket in state.reduced:
+            alone = f"N {state.reduced[row.bucket]} ran alone, and not after the others"
+            result.lines.append(f"{name}: {alone}: now {row.N or 0}")
+        if row.reason:
+            result.failures.append(f"{name} (T {row.T}, U {row.U}): {row.status}: {row.reason}")
+        result.rows.append(structs.asdict(row))
+        result.statuses.append(row.status)
+    if state.to_run_together:
+        status = state.job.status
+        result.statuses.append(status)
+        words = f"{state.loss} steps over all buckets: {status} {state.job.reason}"
+        result.failures.append(words.strip())
 
 
-def _bought(before: list[Values], after: list[Values]) -> str:
-    """Return "fused over torchaudio: N 4.1 to 9.8 times, utterances/s 1.1 to 1.6 times", of the
-    rows of both losses, over the buckets."""
+def _gain(before: Sequence[Row], after: Sequence[Row]) -> str:
+    """Return what a loss gains over another, by the rows of both.
+
+    It is such as "fused over torchaudio: N 4.1 to 9.8 times, utterances/s 1.1 to 1.6 times": the
+    smallest and the largest ratio over the buckets."""
     parts = []
     for key, title in (("N", "N"), ("utterances_per_second", "utterances/s")):
-        ratios = [new[key] / old[key] for old, new in zip(before, after) if old[key] and new[key]]
+        pairs = [(getattr(new, key), getattr(old, key)) for new, old in zip(after, before)]
+        ratios = [new / old for new, old in pairs if new and old]
         if ratios:
             parts.append(f"{title} {min(ratios):.1f} to {max(ratios):.1f} times")
     words = ", ".join(parts) or "no bucket has a size of both"
-    return f"{after[0]['loss']} over {before[0]['loss']}: {words}"
+    return f"{after[0].loss} over {before[0].loss}: {words}"
 
 
-def _max_duration(rows: list[Values], seconds: float) -> str:
-    """Return the max_duration for those who can set nothing else, and what it wastes.  seconds: of
-    a frame."""
-    durations = [row["padded_frames"] * seconds for row in rows]
+def _max_duration(rows: Sequence[Row], seconds: float) -> str:
+    """Return the line on max_duration, N times the longest utterance in seconds, for a sampler that
+    takes nothing else.
+
+    It says how much of the batches of all buckets stays empty.  seconds: duration of a frame."""
+    durations = [(row.padded_frames or 0) * seconds for row in rows]
     least = min(durations)
-    wasted = 1 - sum(least / most for most in durations) / len(durations)
-    name = f"max_duration {rows[0]['loss']}".strip()
-    words = f"which leaves {wasted:.0%} of the batches' room unused"
+    unused = 1 - sum(least / duration for duration in durations) / len(durations)
+    name = f"max_duration {rows[0].loss}".strip()
+    words = f"which leaves {unused:.0%} of the batches' room unused"
     return f"{name} (N x longest): {math.floor(least)} s, {words}"
 
 
-def _forms(rows: list[Values]) -> dict[str, str]:
-    """Return the lines to paste by format.  lhotse's constraint knows durations alone: the smaller
-    of a bin's sizes."""
+def _forms(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the lines to paste, by format: Python for "lhotse", YAML for "nemo".
+
+    lhotse's constraint takes one size for a duration, so it is the smallest of that duration."""
     by_duration: dict[float, int] = {}
     for row in rows:
-        bound = row["seconds"]
-        by_duration[bound] = min(row["N"], by_duration.get(bound, row["N"]))
-    bins = list(by_duration)
-    head = f"# {rows[0]['loss']}\n" if rows[0]["loss"] else ""
+        N = row.N or 0
+        by_duration[row.seconds] = min(N, by_duration.get(row.seconds, N))
+    durations = list(by_duration)
+    head = f"# {rows[0].loss}\n" if rows[0].loss else ""
     lhotse = f"""{head}from lhotse.dataset import DynamicBucketingSampler
 from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstraint
 
-duration_bins = {bins}  # seconds, the last one is the longest
+duration_bins = {durations}  # seconds, the last one is the longest
 batch_sizes = {list(by_duration.values())}
 sampler = DynamicBucketingSampler(
     cuts,
@@ -330,11 +400,12 @@ sampler = DynamicBucketingSampler(
     shuffle=True,
 )
 """
-    pairs = [[row["seconds"], row["U"]] for row in rows]
+    is_cut_by_tokens = len(durations) < len(rows)
+    bins = [[row.seconds, row.U] for row in rows] if is_cut_by_tokens else durations
     nemo = f"""{head}use_bucketing: true
 num_buckets: {len(rows)}
-bucket_duration_bins: {bins if len(bins) == len(pairs) else pairs}
-bucket_batch_size: {[row["N"] for row in rows]}
-max_duration: {bins[-1]}
+bucket_duration_bins: {bins}
+bucket_batch_size: {[row.N for row in rows]}
+max_duration: {durations[-1]}
 """
     return {"lhotse": lhotse, "nemo": nemo}

@@ -1,4 +1,7 @@
-"""The command `rnnt-bench largest`: from flags to a search and its table.  No torch here."""
+"""The command `rnnt-bench largest`: read flags, search the largest batches, print a table.
+
+Without --model it searches the largest batch of each loss; with it, that of each bucket of a
+training.  No torch here."""
 
 from __future__ import annotations
 
@@ -6,10 +9,9 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-from msgspec import structs
 
 from rnnt_bench.cli import benchmark
 from rnnt_bench.cli import shapes as shape_files
@@ -41,26 +43,29 @@ EXAMPLES = """examples:
   rnnt-bench largest --only k2 --scope loss
 
 Exit code: 0 if every loss that can run here has an answer; 1 if one failed; 2 for bad usage."""
-#: Settings that have no meaning here: all steps are of the heaviest batches, and nothing is timed.
+#: Settings without a flag here: all steps are of the heaviest batches, and no loss is timed.
 WITHOUT = ("passes", "batches", "num_batches", "mode", "device", "preset", "seed")
-#: Settings whose flags say something else here, with their words.
+#: Settings whose flags mean something else here -> their help.
 WORDS = {
     "sort_utterance": "Search the largest --max-frames of utterances sorted by length, not the largest --batch-size",
     "batch_size": "The first size to try. Default: by --preset",
     "max_frames": "The first size to try with --sort-utterance true. Default: by --preset",
     "scopes": "What must fit, one of loss and step. Default: step",
 }
-#: Flags that have no effect with --model.
-WITHOUT_MODEL = ("only", "loss", "topology", "skip", "largest_cap", "in_place") + tuple(
-    key
-    for key in settings.SETTINGS
-    if key not in ("shape_file", "seed", "threads", "vocab_size", "device")
+#: Flags that have no effect with --model: those that choose losses, and most settings.
+WITHOUT_MODEL = (
+    *("only", "loss", "topology", "skip", "largest_cap", "in_place"),
+    *(
+        key
+        for key in settings.SETTINGS
+        if key not in ("shape_file", "seed", "threads", "vocab_size", "device")
+    ),
 )
-#: Ends of the names of lhotse's manifests.
+#: Suffixes of lhotse's manifests.
 MANIFESTS = (".json", ".jsonl", ".gz")
-#: Ends of the names of files with the sizes of the Conformer transducer (see `has_sizes`), and flags
-#: that only apply to other models.
+#: Suffixes of files with the sizes of the Conformer transducer, see `has_sizes`.
 SIZES = (".yaml", ".yml", ".json")
+#: Flags that do not apply to the Conformer transducer.
 OF_FACTORY = ("args", "features", "vocab_size")
 #: The import path of the Conformer transducer.
 TRAINED = "rnnt_bench.tools.transducer:Trained"
@@ -74,14 +79,14 @@ SHARE_OF_AVAILABLE = 0.9
 VARIABLES = {**settings.MEMORY_VARIABLES, "MALLOC_ARENA_MAX": "1"}
 
 
-def buckets_of(text: str) -> tuple[int, int]:
-    """Parse "12" or "12x2": bins by duration, and by tokens within each."""
+def bucket_counts(text: str) -> tuple[int, int]:
+    """Parse "12" or "12x2": the number of buckets by duration, and by tokens within each."""
     durations, _, parts = text.partition("x")
     whole = flag_types.whole(1)
     return whole(durations), whole(parts or "1")
 
 
-#: Flags of the batch of a whole training, with the arguments of add_argument; they need --model.
+#: Flags of a training, which only apply with --model -> arguments of add_argument.
 TRAINING: dict[str, dict[str, Any]] = {
     "--model": dict(
         metavar="MODULE:NAME",
@@ -107,7 +112,7 @@ TRAINING: dict[str, dict[str, Any]] = {
         help="Search for each of these losses: the factory's argument `loss`; fused: by fused_transducer.recipes.patch",
     ),
     "--buckets": dict(
-        type=buckets_of,
+        type=bucket_counts,
         default=(12, 1),
         metavar="K[xP]",
         help="Bins of equal total duration, each cut into P by tokens. Default: 12",
@@ -189,40 +194,49 @@ def parser() -> Parser:
 
 
 def has_sizes(model: str) -> bool:
-    """Return whether --model names the Conformer transducer, by a file of its sizes."""
+    """Tell whether --model names the Conformer transducer: "icefall", or a file of its sizes."""
     return model == ICEFALL or Path(model).suffix in SIZES
+
+
+def is_manifest(shape_file: Path | None) -> bool:
+    """Tell whether --shape-file names a manifest of lhotse."""
+    return shape_file is not None and shape_file.suffix in MANIFESTS
 
 
 def check(arguments: argparse.Namespace) -> None:
     """Raise UserError for a flag that has no effect beside the others."""
-    model, form = arguments.model or "", arguments.format
-    suffix = Path(arguments.shape_file or "").suffix
-    of_training = [flag[2:].replace("-", "_") for flag in TRAINING]
-    checks: list[tuple[bool, Sequence[str], str]] = [
-        (not model, of_training, "only applies with --model; add that, or leave it out"),
-        (not model and form in PASTED, ("format",), f"{form} only applies with --model; add that"),
-        (len(arguments.scopes or "1") > 1, ("scopes",), "has to be one of loss and step"),
-        (bool(model), WITHOUT_MODEL, "does not go with --model; leave one of them out"),
-        (suffix not in MANIFESTS, ("bpe_model",), "is for a lhotse manifest as --shape-file"),
-        (has_sizes(model), OF_FACTORY, f"is for a class or a factory; {model} has the sizes"),
-    ]
-    flags = parser()
-    for applies, keys, words in checks:
-        if applies:
-            refuse(flags, arguments, keys, words)
+    refused = partial(refuse, parser(), arguments)
+    model = arguments.model or ""
+    if model:
+        refused(WITHOUT_MODEL, "does not go with --model; leave one of them out")
+    else:
+        of_training = [flag[2:].replace("-", "_") for flag in TRAINING]
+        refused(of_training, "only applies with --model; add that, or leave it out")
+        if arguments.format in PASTED:
+            refused(["format"], f"{arguments.format} only applies with --model; add that")
+    if has_sizes(model):
+        refused(OF_FACTORY, f"is for a class or a factory; {model} has the sizes")
+    if not is_manifest(arguments.shape_file):
+        refused(["bpe_model"], "is for a lhotse manifest as --shape-file")
+    if arguments.scopes and len(arguments.scopes) > 1:
+        refused(["scopes"], "has to be one of loss and step")
 
 
 def main(arguments: argparse.Namespace, executor: session.Executor | None = None) -> int:
     """Search the largest batch of each loss, or of each bucket of a model; return the exit code."""
     check(arguments)
     if arguments.model:
-        return _of_model(arguments, executor)
+        return _search_buckets(arguments, executor)
+    return _search_losses(arguments, executor)
+
+
+def _search_losses(arguments: argparse.Namespace, executor: session.Executor | None) -> int:
+    """Search the largest batch of each loss; return the exit code."""
     names = chosen(arguments)
     choices = interpreters.choose_all(names, arguments.in_place, arguments.loss)
     interpreters.need_torch(choices)
-    device = interpreters.resolve_device(
-        arguments.device, [choice.python for choice in choices.values()]
-    )
+    pythons = {name: choice.python for name, choice in choices.items()}
+    device = interpreters.resolve_device(arguments.device, list(pythons.values()))
     if tuple(arguments.only) == standard():
         names = benchmark.default_rows(names, device, False, arguments.topology)
     kinds = {name: find(name).kind for name in names}
@@ -230,15 +244,11 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     settings.check_kinds([key for key, value in flags.items() if value is not None], kinds.values())
     usual = {"scopes": arguments.scopes or ("step",), "batches": "first", "num_batches": 1}
     resolved = settings.resolve({**flags, **usual}, device)
-    low, most, start, unit = _sizes(resolved)
-    cap = min(most, arguments.largest_cap or most)
-    if cap < low:
-        longest = f"the longest utterance has {low} frames and is a batch of its own"
-        raise UserError(f"--largest-cap {cap}: {longest}; give at least that")
+    searches, unit = _searches(names, resolved, arguments.largest_cap)
     config = losses.Losses(
-        losses=[Search(name, low, cap, start) for name in names],
+        losses=searches,
         kinds=kinds,
-        missing={name: choices[name].reason for name in names if choices[name].python is None},
+        missing={name: choices[name].reason for name in names if pythons[name] is None},
         capped=arguments.largest_cap is not None,
         unit=unit,
         words=[
@@ -246,10 +256,9 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
             *settings.described(resolved.to_json()),
         ],
     )
-    sized = "max_frames" if resolved.sort_utterance else "batch_size"
+    size_setting = "max_frames" if resolved.sort_utterance else "batch_size"
 
     def next_tasks(run: kept.Kept, limit_bytes: int | None) -> list[job.Task]:
-        """Return a task for each loss whose search goes on, at the size that it tries next."""
         tasks = []
         for end in losses.coming(config, run):
             row = find(end.name)
@@ -260,31 +269,60 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
                 memory_limit=arguments.memory_limit,
                 limit_bytes=limit_bytes,
             )
-            size = "" if end.pass_name == "correctness" else f"-{end.coming}"
-            called = f"{end.name} {end.pass_name}{size}"
-            python = choices[end.name].python
-            changes = ((sized, end.coming),)
-            tasks.append(job.Task(called, TOOL, as_written(request), changes, python, VARIABLES))
+            name = f"{end.name} {end.pass_name}"
+            if end.pass_name != "correctness":
+                name += f"-{end.coming}"
+            changes = ((size_setting, end.coming),)
+            python = pythons[end.name]
+            tasks.append(job.Task(name, TOOL, as_written(request), changes, python, VARIABLES))
         return tasks
 
-    return _search(sized.replace("_", "-"), config, resolved, arguments, executor, next_tasks)
+    name = size_setting.replace("_", "-")
+    return _search(name, config, resolved, arguments, executor, next_tasks)
+
+
+def _searches(
+    names: Sequence[str], resolved: settings.Settings, largest_cap: int | None
+) -> tuple[list[Search], str]:
+    """Return a search for each loss, and what its sizes count.
+
+    Raises UserError where --largest-cap is below the smallest size."""
+    from rnnt_bench.data import batching
+
+    totals = batching.load(resolved)[0].totals()
+    low, largest, unit = 1, totals.utterances, "utterances"
+    start = resolved.batch_size
+    if resolved.sort_utterance:
+        low, largest, unit = totals.T_max, totals.frames, "frames (sum of T)"
+        start = resolved.max_frames
+        if resolved.max_frames_padded:
+            largest, unit = totals.utterances * low, "padded frames (N x longest T)"
+    cap = min(largest, largest_cap or largest)
+    if cap < low:
+        raise UserError(
+            f"--largest-cap {cap}: the longest utterance has {low} frames and is a batch of its own; "
+            "give at least that"
+        )
+    return [Search(name, low, cap, start) for name in names], unit
 
 
 def _search(
     name: str,
-    config: losses.Losses | buckets.Training,
+    config: losses.Losses | buckets.Buckets,
     resolved: settings.Settings,
     arguments: argparse.Namespace,
     executor: session.Executor | None,
     next_tasks: Callable[[kept.Kept, int | None], list[job.Task]],
 ) -> int:
-    """Carry out the jobs of a search; return the exit code.  next_tasks: returns what to try next,
-    from what a run has tried so far and the limit in bytes."""
-    config.limit, limit_now = memory_limit(arguments.memory_limit, resolved.device)
+    """Carry out the jobs of a search, and print its table; return the exit code.
+
+    next_tasks: returns the jobs that are to come next, from the run so far and the memory limit in
+    bytes, None on CUDA."""
+    config.limit, limit_bytes = memory_limit(arguments.memory_limit, resolved.device)
 
     def follow(run: kept.Kept) -> list[job.Task]:
-        # A run that goes on keeps the limit that it began with.
-        return next_tasks(run, first_limit(run) or limit_now)
+        # With --resume a run keeps the limit of its first job.
+        return next_tasks(run, first_limit(run) or limit_bytes)
 
     return commands.measured(
         TOOL,
@@ -300,14 +338,14 @@ def _search(
     )
 
 
-def _of_model(arguments: argparse.Namespace, executor: session.Executor | None) -> int:
+def _search_buckets(arguments: argparse.Namespace, executor: session.Executor | None) -> int:
     """Search the largest batch of each bucket of a model; return the exit code."""
     arguments.shape_file = arguments.shape_file or files.ROOT / "data" / "shape_info.features.pt"
-    is_manifest = arguments.shape_file.suffix in MANIFESTS
-    interpreters.with_torch(*(("lhotse", "sentencepiece") if is_manifest else ()))
+    needed = ("lhotse", "sentencepiece") if is_manifest(arguments.shape_file) else ()
+    interpreters.with_torch(*needed)
     device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
     resolved = settings.resolve(read_settings(arguments), device)
-    utterances, seconds = _utterances(arguments.shape_file, is_manifest, arguments.bpe_model)
+    utterances, seconds = _utterances(arguments.shape_file, arguments.bpe_model)
     steps = _steps(arguments, resolved.vocab_size, device)
     details = [arguments.optimizer]
     if arguments.amp:
@@ -315,73 +353,53 @@ def _of_model(arguments: argparse.Namespace, executor: session.Executor | None) 
     if arguments.gradient_checkpointing:
         details.append("gradient checkpointing")
     details += [f"{key} {value}" for key, value in steps.arguments.items() if value != ""]
-    config = buckets.Training(
+    config = buckets.Buckets(
         model=arguments.model,
         losses=list(arguments.losses),
         buckets=buckets.of_utterances(utterances, *arguments.buckets),
         seconds=seconds,
         margin=arguments.margin,
-        words=[", ".join(details)],  # a line below the table
+        words=[", ".join(details)],
     )
 
     def next_tasks(run: kept.Kept, limit_bytes: int | None) -> list[job.Task]:
-        """Return a task for each step that `buckets.coming` asks for."""
-        within_limit = structs.replace(steps, limit_bytes=limit_bytes)
+        steps.limit_bytes = limit_bytes
         return [
             job.Task(name, TOOL, as_written(request), environment=VARIABLES)
-            for name, request in buckets.coming(config, run, within_limit)
+            for name, request in buckets.coming(config, run, steps)
         ]
 
-    called = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(arguments.model).name)
-    return _search(called, config, resolved, arguments, executor, next_tasks)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(arguments.model).name)  # "model.py-factory"
+    return _search(name, config, resolved, arguments, executor, next_tasks)
 
 
-def _utterances(path: Path, is_manifest: bool, bpe_model: Path | None) -> tuple[Any, float]:
+def _utterances(path: Path, bpe_model: Path | None) -> tuple[Any, float]:
     """Return feature frames and tokens of each utterance, (utterances, 2), and the seconds of a
-    frame."""
-    from rnnt_bench.data import (  # bring numpy, which --help does without
-        batching,
-        generation,
-        shapes,
-    )
+    frame.
 
-    if not is_manifest:
+    path: a shape file, or a manifest of lhotse, whose tokens `bpe_model` counts."""
+    from rnnt_bench.data import batching, generation, shapes
+
+    if not is_manifest(path):
         utterances = shapes.load(path)
-        utterances[:, 0] = shapes.feature_frames(
-            utterances[:, 0], shapes.subsampling(path) or batching.SUBSAMPLING
-        )
+        factor = shapes.subsampling(path) or batching.SUBSAMPLING
+        utterances[:, 0] = shapes.feature_frames(utterances[:, 0], factor)
         return utterances, shapes.frame_shift(path)
     if bpe_model is None:
         raise UserError(
             f"--shape-file {path}: a manifest has texts; give --bpe-model, which counts their tokens"
         )
-    flags = shape_files.parser().parse_args(
-        ["--manifest", str(path), "--bpe-model", str(bpe_model)]
-    )
+    words = ["--manifest", str(path), "--bpe-model", str(bpe_model)]
+    flags = shape_files.parser().parse_args(words)
     return generation.from_manifest(flags, [])[1], flags.frame_shift
 
 
 def _steps(arguments: argparse.Namespace, vocab_size: int, device: str) -> buckets.Steps:
-    """Return what a probe is asked of the model that --model names."""
-    model = configuration.python_name(arguments.model, Path())
-    features = arguments.features
-    if has_sizes(arguments.model):
-        sizes = read_sizes(arguments.model, arguments.arg, "--arg")
-        for loss in filter(None, arguments.losses):
-            loss_here(loss, "--losses")
-        model = TRAINED
-        features = sizes.features
-        vocab_size = sizes.vocab_size
-        config = ICEFALL if arguments.model == ICEFALL else ""
-        values = {**as_written(sizes), "config": config, "device": device}
-    else:
-        values = configuration.read(arguments.args) if arguments.args else {}
-        for key, value in arguments.arg:
-            values[key] = configuration.parsed(value, f"--arg {key}")
-    return buckets.Steps(
-        model=model,
-        arguments=values,
-        features=features,
+    """Return what a job is asked of the model that --model names, but the steps and the limit."""
+    result = buckets.Steps(
+        model=configuration.python_name(arguments.model, Path()),
+        arguments={},
+        features=arguments.features,
         hop=arguments.hop,
         vocab_size=vocab_size,
         optimizer=arguments.optimizer,
@@ -390,35 +408,40 @@ def _steps(arguments: argparse.Namespace, vocab_size: int, device: str) -> bucke
         share=1 - arguments.margin,
         memory_limit=arguments.memory_limit,
     )
-
-
-def _sizes(resolved: settings.Settings) -> tuple[int, int, int, str]:
-    """Return the smallest size, the largest, the first to try, and what sizes count."""
-    from rnnt_bench.data import batching
-
-    totals = batching.load(resolved)[0].totals()
-    longest = totals.T_max  # sorted batches hold at least the longest utterance
-    if not resolved.sort_utterance:
-        return 1, totals.utterances, resolved.batch_size, "utterances"
-    start = resolved.max_frames
-    if resolved.max_frames_padded:
-        return longest, totals.utterances * longest, start, "padded frames (N x longest T)"
-    return longest, totals.frames, start, "frames (sum of T)"
+    if has_sizes(arguments.model):
+        sizes = read_sizes(arguments.model, arguments.arg, "--arg")
+        for loss in filter(None, arguments.losses):
+            loss_here(loss, "--losses")
+        config = ICEFALL if arguments.model == ICEFALL else ""
+        result.model = TRAINED
+        result.arguments = {**as_written(sizes), "config": config, "device": device}
+        result.features = sizes.features
+        result.vocab_size = sizes.vocab_size
+        return result
+    if arguments.args:
+        result.arguments = configuration.read(arguments.args)
+    for key, value in arguments.arg:
+        result.arguments[key] = configuration.parsed(value, f"--arg {key}")
+    return result
 
 
 def memory_limit(asked: str | None, device: str) -> tuple[str, int | None]:
-    """Return the limit in words, and on a CPU in bytes: no more than is safe to use, with a warning
-    if that is less than was asked for.  Raises UserError without /proc."""
+    """Return the memory limit in words, and in bytes; None for the bytes on CUDA.
+
+    On a CPU it is no more than is available; a warning says so where more is asked for.  Raises
+    UserError without /proc.
+
+    asked: text of --memory-limit; None for what is available"""
     words = f"--memory-limit {asked}" if asked else "what is available"
     if device != "cpu":
         return words, None
     total, available = memory.total_memory(), memory.available_memory()
     if total is None or available is None:
         raise UserError("on a CPU it needs Linux's /proc, which tells how much memory there is")
-    most = int(SHARE_OF_AVAILABLE * available)
-    size = flag_types.bytes_of(asked, total) if asked else most
+    safe = int(SHARE_OF_AVAILABLE * available)
+    size = flag_types.bytes_of(asked, total) if asked else safe
     if size <= available:
         return words, size
-    used = f"the limit is {most / text.GIB:.3g} GiB, {SHARE_OF_AVAILABLE:.0%} of what is available here"
+    used = f"the limit is {safe / text.GIB:.3g} GiB, {SHARE_OF_AVAILABLE:.0%} of what is available here"
     store.warn(f"{words}: {used}; larger batches may fit where all of it is free")
-    return f"{words}; {used}", most
+    return f"{words}; {used}", safe

@@ -1,6 +1,11 @@
-"""The largest batch of each loss: which job comes next, and the table."""
+"""The largest batch of each loss: which job comes next, and the table.
+
+A loss is judged on few utterances first, since its size is not known yet.  Then its sizes are
+searched by probes.  At last a step of the size found is judged."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -8,14 +13,14 @@ from rnnt_bench.analysis.groups import TITLES
 from rnnt_bench.analysis.metrics import amount
 from rnnt_bench.core.errors import NOT_RUNNABLE
 from rnnt_bench.core.implementations import BY_UTTERANCE, KINDS
-from rnnt_bench.present.parts import Cell, measured, tabulated
+from rnnt_bench.present.parts import Cell, Values, measured, tabulated
 from rnnt_bench.records import schema
 from rnnt_bench.tools.kept import Answer, Kept, slice_of
 from rnnt_bench.tools.largest import buckets
 from rnnt_bench.tools.largest.search import TOLERANCE, Outcome, Request, Search
 
 TOOL, TITLE = "largest", "Largest batch that fits"
-#: Utterances of the batch on which correctness is judged, before the size is known.
+#: Utterances of the batch on which correctness is judged before the size is known.
 JUDGED = 2
 
 
@@ -23,13 +28,13 @@ class Losses(Struct, tag="losses", kw_only=True):
     """The search of several losses.
 
     Attributes:
-        losses: the searches, by the names of rows
-        kinds: of each
-        missing: of those without a Python, why
+        losses: the searches; their names are those of rows of the benchmarks
+        kinds: name of a row -> its kind, "exact" or "pruned" or of another lattice
+        missing: name of a row that has no Python to run in -> the reason
         capped: whether --largest-cap was given
-        unit: of the sizes, in words: "utterances"
-        limit: what a step may take, in words
-        words: what is the same for all: sizes, dtype, shape file
+        unit: what sizes count, "utterances" or a kind of frames
+        words: what is the same for all rows: sizes, dtype, shape file
+        limit: memory that a step may take, in words
     """
 
     losses: list[Search]
@@ -42,16 +47,15 @@ class Losses(Struct, tag="losses", kw_only=True):
 
 
 class Pass(Request, tag="loss", kw_only=True):
-    """Ask for a pass of a loss: "correctness", "probe" or "judge" (measure)."""
+    """Ask a job for a pass of a loss: "correctness", "probe" or "judge", see measure."""
 
     script: str
     variant: str
     pass_name: str
 
 
-def state(config: Losses, search: Search, kept: Kept) -> Outcome:
-    """Return how far the search of a loss is, with its correctness before and the judgement of the
-    size found after it."""
+def outcome(config: Losses, search: Search, kept: Kept) -> Outcome:
+    """Return how far a loss is: its correctness, its search, and the judgement of the size found."""
     if search.name in config.missing:
         return Outcome(search.name, status="missing", reason=config.missing[search.name])
     correct = kept.job(f"{search.name} correctness")
@@ -63,70 +67,36 @@ def state(config: Losses, search: Search, kept: Kept) -> Outcome:
             status=correct.status,
             reason=correct.reason,
         )
-    end = search.outcome(kept)
-    judged = kept.job(f"{search.name} judge-{end.size}")
-    if end.size and end.coming is None and judged.status != "ok":
-        end.coming = end.size
-        end.pass_name = "judge"
-        end.status = "wrong" if judged.status == "error" else judged.status
-        end.reason = judged.reason
-    return end
+    result = search.outcome(kept)
+    judged = kept.job(f"{search.name} judge-{result.size}")
+    if result.size and result.coming is None and judged.status != "ok":
+        result.coming = result.size
+        result.pass_name = "judge"
+        result.status = "wrong" if judged.status == "error" else judged.status
+        result.reason = judged.reason
+    return result
 
 
 def coming(config: Losses, kept: Kept) -> list[Outcome]:
-    """Return the searches that are to go on: first whether each loss is right, then the sizes, then
-    a step of the size found."""
-    ends = [state(config, search, kept) for search in config.losses]
-    wanted = [end for end in ends if end.coming is not None]
-    return sorted(wanted, key=lambda end: end.pass_name != "correctness")
+    """Return the losses that are not at their end, those first whose correctness is not known."""
+    outcomes = [outcome(config, search, kept) for search in config.losses]
+    unfinished = [end for end in outcomes if end.coming is not None]
+    return sorted(unfinished, key=lambda end: end.pass_name != "correctness")
 
 
 def answer(kept: Kept) -> Answer:
-    """Return the table of a run, the largest first."""
+    """Return the answer of a run; of a run of losses the table, the largest batch first."""
     if kept.header.config["type"] == "training":
         return buckets.answer(kept)
     config = schema.typed(kept.header.config, Losses)
     kinds = config.kinds
-    ends = [state(config, search, kept) for search in config.losses]
+    ends = [outcome(config, search, kept) for search in config.losses]
     exact = [end for end in ends if kinds[end.name] in ("exact", BY_UTTERANCE)]
     approximate = [end for end in ends if kinds[end.name] == "pruned"]
-    caps = {"cap": "--largest-cap" if config.capped else "all there are", "": "-"}
     rank = list(KINDS).index
-    rows = []
-    cells = []
-    for end in sorted(ends, key=lambda end: (rank(kinds[end.name]), -(end.size or 0), end.name)):
-        step = end.tries[0] if end.tries else None  # the heaviest
-        rows.append(
-            {
-                "implementation": end.name,
-                "kind": kinds[end.name],
-                "status": end.status,
-                "reason": end.reason,
-                "largest": end.size,
-                "unit": config.unit,
-                "limited_by": end.limited_by,
-                "limit_bytes": step.limit_bytes if step else None,
-                "peak_mb": end.peak_mb,
-            }
-        )
-        if end.status in NOT_RUNNABLE:  # a line below the table says why
-            continue
-        where = kept.job(f"{end.name} correctness").environment or schema.Environment()
-        heaviest = f"{step.N} x {step.T} x {step.U + 1}" if step else "-"
-        cells.append(
-            {
-                "implementation": Cell(end.name),
-                "kind": Cell(TITLES.get(kinds[end.name], "")),
-                "status": Cell(end.status),
-                "within": Cell(amount(step.limit_bytes) if step else "-"),
-                "largest that fits": Cell(end.shown, end.size),
-                "limited by": Cell(caps.get(end.limited_by, end.limited_by)),
-                "heaviest batch N x T x U+1": Cell(heaviest),
-                "peak MB": measured(end.peak_mb),
-                "torch": Cell((where.torch or "-").partition("+")[0]),
-                "version": Cell(where.implementation_version or "-"),
-            }
-        )
+    ranked = sorted(ends, key=lambda end: (rank(kinds[end.name]), -(end.size or 0), end.name))
+    # Why a row cannot run here stands below the table, among the failures.
+    table = [_cells(config, end, kept) for end in ranked if end.status not in NOT_RUNNABLE]
     title = f"The largest batch, in {config.unit}, within {config.limit}"
     return Answer(
         kept.header.name,
@@ -134,30 +104,70 @@ def answer(kept: Kept) -> Answer:
             *_verdict("exact", exact, config.unit),
             *_verdict("approximate", approximate, config.unit),
         ],
-        tables=[tabulated("largest", title, cells)] if cells else [],
+        tables=[tabulated("largest", title, table)] if table else [],
         lines=[*kept.machine, ", ".join(config.words)],
         failures=[f"{end.name}: {end.status}: {end.reason}" for end in ends if end.reason],
-        rows=rows,
+        rows=[_values(config, end) for end in ranked],
         statuses=["error" if end.status == "wrong" else end.status for end in ends],
     )
 
 
-def _verdict(title: str, ends: list[Outcome], unit: str) -> list[str]:
-    """Return ["largest batch, exact: fused, 48 utterances; next is k2 at 6"]; withheld where a
-    search did not end, [] where nothing fits."""
+def _values(config: Losses, end: Outcome) -> Values:
+    """Return the row of a loss for CSV and JSON."""
+    return {
+        "implementation": end.name,
+        "kind": config.kinds[end.name],
+        "status": end.status,
+        "reason": end.reason,
+        "largest": end.size,
+        "unit": config.unit,
+        "limited_by": end.limited_by,
+        "limit_bytes": end.tries[0].limit_bytes if end.tries else None,
+        "peak_mb": end.peak_mb,
+    }
+
+
+def _cells(config: Losses, end: Outcome, kept: Kept) -> dict[str, Cell]:
+    """Return the row of a loss in the table."""
+    within = heaviest = "-"
+    if end.tries:
+        step = end.tries[0]  # the first is the heaviest
+        within = amount(step.limit_bytes)
+        heaviest = f"{step.N} x {step.T} x {step.U + 1}"
+    limited_by = end.limited_by or "-"
+    if limited_by == "cap":
+        limited_by = "--largest-cap" if config.capped else "all there are"
+    where = kept.job(f"{end.name} correctness").environment or schema.Environment()
+    return {
+        "implementation": Cell(end.name),
+        "kind": Cell(TITLES.get(config.kinds[end.name], "")),
+        "status": Cell(end.status),
+        "within": Cell(within),
+        "largest that fits": Cell(end.shown, end.size),
+        "limited by": Cell(limited_by),
+        "heaviest batch N x T x U+1": Cell(heaviest),
+        "peak MB": measured(end.peak_mb),
+        "torch": Cell((where.torch or "-").partition("+")[0]),
+        "version": Cell(where.implementation_version or "-"),
+    }
+
+
+def _verdict(title: str, ends: Sequence[Outcome], unit: str) -> list[str]:
+    """Return the loss with the largest batch in a line; [] where nothing fits.
+
+    It is such as "largest batch, exact: fused, 48 utterances; next is k2 at 6".  Losses within
+    TOLERANCE of the best are named beside it.  It is withheld where a search did not end."""
     sizes = {end.name: end.size for end in ends if end.size and end.status != "wrong"}
-    still = [end.name for end in ends if end.name in sizes and end.status != "ok"]
-    if still:
-        words = f"the search of {', '.join(still)} did not end; --resume goes on"
-        return [f"largest batch, {title}: withheld: {words}"]
-    names = sorted(sizes, key=lambda name: -sizes[name])
-    if not names:
+    if not sizes:
         return []
-    best, *others = names
+    unfinished = [end.name for end in ends if end.name in sizes and end.status != "ok"]
+    if unfinished:
+        words = f"the search of {', '.join(unfinished)} did not end; --resume goes on"
+        return [f"largest batch, {title}: withheld: {words}"]
+    best, *others = sorted(sizes, key=lambda name: -sizes[name])
     rivals = [name for name in others if sizes[best] <= (1 + TOLERANCE) * sizes[name]]
     behind = f"; next is {others[0]} at {sizes[others[0]]}" if others and not rivals else ""
-    words = " or ".join([best, *rivals])
-    return [f"largest batch, {title}: {words}, {sizes[best]} {unit}{behind}"]
+    return [f"largest batch, {title}: {' or '.join([best, *rivals])}, {sizes[best]} {unit}{behind}"]
 
 
 SLICE = slice_of(TOOL, TITLE, answer)

@@ -1,5 +1,7 @@
-"""Search the largest size that fits, from the records of the sizes that were tried: strides, then
-bisection."""
+"""Search the largest size that fits, from the records of the sizes that were tried.
+
+A size is a number of utterances or of frames.  A probe is a job that tries a size.  Sizes grow or
+shrink until one fits and a larger one does not; then the gap between these two is halved."""
 
 from __future__ import annotations
 
@@ -11,22 +13,23 @@ from rnnt_bench.core import text
 from rnnt_bench.records.schema import Bytes, Count, Duration, Positive
 from rnnt_bench.tools.kept import Kept
 
-#: A search ends when the largest size that fits and the smallest that does not are this close, as a
-#: fraction.
+#: A search ends when the smallest size that does not fit is above the largest that fits by at most
+#: this fraction.
 TOLERANCE = 0.05
-#: What limits a search, by the status of the probe of a size that does not fit.  Any other status
-#: but "ok" is no answer.
+#: Status of a probe whose size does not fit -> what limits the search.  A probe of any other status
+#: but "ok" tells nothing of its size.
 LIMITS = {"oom": "memory", "timeout": "time"}
 
 
 class Try(Struct, kw_only=True, omit_defaults=True):
-    """A step that is tried: written before it, and again, with its peak, after one that fits.
+    """A step that a probe tries.  It is recorded before the step, and after it with its costs.
 
     Attributes:
-        N, T, U: of the padded batch
-        limit_bytes: enforced, above the loaded process
-        bucket: of a training, from 1
-        peak_bytes: inputs included: resident on a CPU, of torch's allocator on CUDA
+        N, T, U: of the padded batch: utterances, frames, tokens
+        limit_bytes: memory that the step may take on top of the loaded process
+        bucket: number of the bucket in a training, from 1
+        peak_bytes: what it took, inputs included; resident memory on a CPU, torch's allocator on
+            CUDA
         ns: duration of the step
     """
 
@@ -40,11 +43,11 @@ class Try(Struct, kw_only=True, omit_defaults=True):
 
 
 class Request(Struct, kw_only=True):
-    """Ask for a job under the limit of a run.
+    """Ask for a job under the memory limit of a run.
 
     Attributes:
-        memory_limit: as the flag has it
-        limit_bytes: on a CPU, the same for all jobs of a run
+        memory_limit: text of the flag --memory-limit
+        limit_bytes: the limit on a CPU, the same for all jobs of a run; None on CUDA
     """
 
     memory_limit: str | None = None
@@ -54,28 +57,33 @@ class Request(Struct, kw_only=True):
 def next_size(
     answers: Mapping[int, bool], low: int, cap: int, start: int, stride: float = 1.0
 ) -> int | None:
-    """Return the size to try next, from `low` to `cap`; None once the largest is known to within
-    TOLERANCE, or 1.
+    """Return the size to try next, from `low` to `cap`; None at the end of the search.
 
-    From `start` on sizes change by a stride that doubles until one fits and one does not, then the
-    gap is halved.
-    answers: whether each size fits; stride: the first, as a fraction, at most 1."""
+    Args:
+        answers: size -> whether it fits, of the sizes that were tried
+        start: the first size to try
+        stride: fraction of a size by which the second one differs from it; it doubles with every
+            further size, up to 1
+    """
+    if not answers:
+        return min(max(start, low), cap)
+    step = min(1.0, stride * 2 ** (len(answers) - 1))
     fits, fails = bounds(answers)
-    reach = min(1.0, stride * 2 ** (len(answers) - 1)) if answers else 0.0
     if fails is None:
-        if fits is None:
-            return min(max(start, low), cap)
-        return None if fits >= cap else min(max(int((1 + reach) * fits), fits + 1), cap)
-    below = low - 1 if fits is None else fits
-    if fails - below > max(1, int(TOLERANCE * below)):
-        middle = (below + fails) // 2
-        return middle if fits is not None else max(middle, int((1 - reach) * fails))
-    return low if fits is None and fails > low else None
+        largest = max(answers)
+        larger = max(int((1 + step) * largest), largest + 1)
+        return min(larger, cap) if largest < cap else None
+    if fits is None:
+        smaller = max((low - 1 + fails) // 2, int((1 - step) * fails))
+        return smaller if fails > low else None
+    gap = fails - fits
+    return fits + gap // 2 if gap > max(1, int(TOLERANCE * fits)) else None
 
 
 def bounds(answers: Mapping[int, bool]) -> tuple[int | None, int | None]:
-    """Return (largest size that fits below all that do not, smallest that does not fit), None for
-    one that is not known."""
+    """Return the largest size that fits, and the smallest that does not; None where there is none.
+
+    A size that fits above one that does not is ignored."""
     fails = min((size for size, fits in answers.items() if not fits), default=None)
     fits = max(
         (size for size, fits in answers.items() if fits and (fails is None or size < fails)),
@@ -85,16 +93,17 @@ def bounds(answers: Mapping[int, bool]) -> tuple[int | None, int | None]:
 
 
 class Outcome(Struct):
-    """Tell how a search ended, or how far it is.
+    """How a search ended, or how far it is.
 
     Attributes:
         name: of the search
-        size: the largest that fits, None where none does or none is known
-        tries: the steps of that size; where not even the smallest fits, of that one
-        coming, pass_name: the size to try next, None at the end, and what is to be done with it
-        status, reason: "ok" where the largest is known, else those of the job that did not end well
-        limited_by: "memory", "time", "cap" (the largest size that was allowed), or "" before its
-          end
+        size: the largest that fits; None where none does, or none is known yet
+        tries: the steps at that size; at the smallest size where not even that fits
+        coming: the size to try next; None at the end
+        pass_name: what is to be done with the coming size: "probe", "correctness" or "judge"
+        status: "ok" at the end of a search that found a size, else that of the deciding job
+        reason: of that job; "" where it has none
+        limited_by: "memory", "time" or "cap" (the largest size that is allowed); "" before the end
     """
 
     name: str
@@ -108,27 +117,27 @@ class Outcome(Struct):
 
     @property
     def shown(self) -> str:
-        """Return ">=24" where the search did not end, "none" where not even the smallest size
-        fits."""
+        """Return the size as a table shows it.
+
+        It is ">=24" where the search did not end, "none" where not even the smallest size fits, and
+        "-" where no size is known."""
         if self.size is None:
             return "none" if self.limited_by else "-"
-        return f"{'>=' if self.status not in ('ok', 'wrong') else ''}{self.size}"
+        is_final = self.status in ("ok", "wrong")
+        return f"{self.size}" if is_final else f">={self.size}"
 
     @property
     def peak_mb(self) -> float | None:
-        """Return the highest peak of all steps."""
-        return max(
-            (step.peak_bytes / text.MB for step in self.tries if step.peak_bytes), default=None
-        )
+        """Return the highest peak of all steps at the size."""
+        peaks = [step.peak_bytes / text.MB for step in self.tries if step.peak_bytes]
+        return max(peaks, default=None)
 
 
 class Search(Struct, frozen=True):
-    """Search the sizes of one loss, or of one bucket.
+    """The search of one loss, or of one bucket; see next_size for its numbers.
 
     Attributes:
-        low, cap: the smallest and the largest size
-        start: the first to try
-        stride: from it to the next one, as a fraction: small where `start` is an estimate
+        name: its probes are called "NAME probe-SIZE"
     """
 
     name: str
@@ -138,7 +147,7 @@ class Search(Struct, frozen=True):
     stride: float = 1.0
 
     def outcome(self, kept: Kept) -> Outcome:
-        """Return how the search ended, by the jobs that tried a size."""
+        """Return how far the search is, from the probes in a run."""
         head = f"{self.name} probe-"
         probes = {
             int(name.removeprefix(head)): job
@@ -151,26 +160,25 @@ class Search(Struct, frozen=True):
             if job.status in ("ok", *LIMITS)
         }
         size, too_large = bounds(answers)
-        end = Outcome(self.name, size)
-        end.coming = next_size(answers, self.low, self.cap, self.start, self.stride)
-        end.tries = probes[size].of(Try) if size else []
-        if end.coming is not None:
-            job = kept.job(f"{head}{end.coming}")
-            end.status = job.status
-            end.reason = job.reason and f"size {end.coming}: {job.reason}"
+        result = Outcome(self.name, size, probes[size].of(Try) if size else [])
+        result.coming = next_size(answers, self.low, self.cap, self.start, self.stride)
+        if result.coming is not None:
+            job = kept.job(f"{head}{result.coming}")
+            result.status = job.status
+            result.reason = job.reason and f"size {result.coming}: {job.reason}"
         elif too_large is None:
-            end.limited_by = "cap"
+            result.limited_by = "cap"
         else:
-            failed = probes[too_large]
-            end.limited_by = LIMITS[failed.status]
+            job = probes[too_large]
+            result.limited_by = LIMITS[job.status]
             if size is None:
-                end.status = failed.status
-                end.reason = f"not even {too_large} fits: {failed.reason}"
-                end.tries = failed.of(Try)
-        return end
+                result.status = job.status
+                result.reason = f"not even {too_large} fits: {job.reason}"
+                result.tries = job.of(Try)
+        return result
 
 
 def first_limit(kept: Kept) -> int | None:
-    """Return the bytes that the first step that was tried might take."""
+    """Return the limit in bytes that the first probes of a run had; None where none was tried."""
     steps = (step for job in kept.jobs.values() for step in job.of(Try))
     return next((step.limit_bytes for step in steps if step.limit_bytes), None)
