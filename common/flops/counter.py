@@ -31,15 +31,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rnnt_bench.core import errors, text
-from rnnt_bench.flops import matrices, operators, rules  # noqa: F401  (the first two fill the table)
+from rnnt_bench.flops import (  # noqa: F401  (those but the rules fill the table)
+    matrices,
+    operators,
+    rules,
+    transducer_losses,
+)
 from rnnt_bench.flops.rules import Call, Count
 
 FORWARD, BACKWARD = "forward", "backward"
 #: The path of operators that no module called.
 OUTSIDE = "(outside)"
 
-# Returns the number of the backward that runs in this thread, _NO_TASK in forward.  Before torch 2.1
-# there is none, and a backward counts as forward.
+# Returns the number of the backward that runs in this thread; _NO_TASK in forward.  Before torch
+# 2.1 there is no such number, and a backward counts as forward.
 _NO_TASK = -1
 _current_task = getattr(torch._C, "_current_graph_task_id", lambda: _NO_TASK)
 # Autograd's nodes that accumulate the gradient of a parameter have sequence numbers from here on.
@@ -271,7 +276,8 @@ class FlopCounter:
                 self._missing(name, path, "its operators were not seen, or not its products")
 
     def _is_unseen(self, path: str, module: torch.nn.Module) -> bool:
-        """Return whether a module ran, but no product in it nor an operator on its matrices was seen.
+        """Return whether a module ran, but no product in it was seen, nor an operator that took its
+        matrices.
 
         Such a module computes in another thread, in numpy, or in a compiled form."""
         if not self.modules.calls[path] or any(path == entry.path for entry in self._not_counted):
@@ -308,7 +314,7 @@ class FlopCounter:
     def _count(
         self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
     ) -> None:
-        """Count a call of an operator that has returned `out`, and the custom functions around it."""
+        """Count an operator that has returned `out`, and the custom functions that called it."""
         path, phase = self.modules.current()
         self._count_functions(path, phase)
         names, defaults = rules.schema_of(operator)
@@ -354,8 +360,8 @@ class FlopCounter:
         tally.flops += flops
 
     def _missing(self, name: str, path: str, reason: str) -> None:
-        """Note an operator or module that is not counted, and warn of it once.  Raises UserError where
-        the counter is strict."""
+        """Note an operator or module that is not counted, and warn of it once.  Raises UserError
+        where the counter is strict."""
         where = path or "the model"
         if self.strict:
             raise errors.UserError(
@@ -381,7 +387,7 @@ class _Mode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if rules.find(func) is None and rules.composite(func):
+        if rules.find(func) is None and rules.is_composite(func):
             with self:  # inference mode leaves it in one piece
                 return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)

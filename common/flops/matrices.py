@@ -1,11 +1,11 @@
-"""Rules of what multiplies and accumulates: matrix products, convolutions, attention, recurrent
-layers.
+"""Rules of operators that multiply and accumulate: matrix products, convolutions, attention,
+recurrent layers.
 
-They count the algorithm, whatever kernel runs it: a fused attention counts as its mathematical
-form, with all scores under a causal mask too; that a kernel computes scores anew to save memory is
-not counted, and neither are gradients that nobody asks for.  A convolution computes with its
-padding.  A product of complex matrices is four real ones; a convolution of complex numbers three,
-since torch defines it by three real convolutions.
+They count the algorithm, whatever kernel runs it.  A fused attention counts as its mathematical
+form, with all scores even under a causal mask; scores that its kernel computes again to save memory
+are not counted.  Gradients that nobody asks for are not counted.  A convolution counts the products
+with its padding.  A product of complex matrices is four real ones.  A convolution of complex
+numbers is three real ones, by which torch defines it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,12 +30,14 @@ from rnnt_bench.flops.rules import (
     size,
 )
 
+#: Returns a number of MACs or FLOPs of a call.
 Number = Callable[[Call], int]
 
 
 def _add_product(operators: str, macs: Number, others: Number = nothing) -> None:
-    """Add a rule of multiply-accumulates, of which a product of complex numbers is four, and other
-    operations."""
+    """Add a rule to the table: `macs` multiply-accumulates, and `others`, FLOPs beside them.
+
+    A multiply-accumulate of complex numbers is four real ones."""
 
     def count(call: Call) -> Count:
         outputs = call.out if isinstance(call.out, (list, tuple)) else [call.out]
@@ -46,52 +48,59 @@ def _add_product(operators: str, macs: Number, others: Number = nothing) -> None
 
 
 def _matrices(first: str, second: str, call: Call) -> int:
-    """Count (..., M, K) by (..., K, N) or by (K)."""
+    """Return the MACs of two arguments' product: (..., M, K) times (..., K, N) or times (K,)."""
     factor = call[second]
     columns = factor.shape[-1] if factor.dim() > 1 else 1
     return size(call[first]) * columns if size(factor) else 0
 
 
 def _scaled_bias(call: Call) -> int:
-    """Count beta * self: 1 per output, none where beta is 0, 1 more for each factor other than
-    1."""
-    beta = call["beta"]
-    is_scaled = call["alpha"] not in (1, None)
-    return ((beta != 0) + (beta not in (0, 1, None)) + is_scaled) * output(call)
+    """Count what is beside the product in beta * self + alpha * product: for each output the sum,
+    unless beta is 0, and a product for each factor that is not 1."""
+    per_output = 0
+    if call["beta"] != 0:
+        per_output += 1 if call["beta"] in (1, None) else 2
+    if call["alpha"] not in (1, None):
+        per_output += 1
+    return per_output * output(call)
 
 
 def _bias(call: Call) -> int:
+    """Count 1 for each output, if there is a bias."""
     return 0 if call["bias"] is None else output(call)
 
 
 def _convolved(call: Call, source: Any, out: Any) -> int:
-    """Count a sum over the kernel and the group's channels for each output; transposed, for each
-    input."""
+    """Return the MACs of a convolution of the tensor `source` that gives one like `out`.
+
+    Each output is a sum over the kernel and the channels of its group.  Transposed, each input is
+    multiplied by as many weights."""
     weight = call["weight"]
-    sums = source if call["transposed"] else out
-    return sums.numel() * (weight.numel() // weight.shape[0])
+    summed = source if call["transposed"] else out
+    return summed.numel() * (weight.numel() // weight.shape[0])
 
 
 def _convolution(call: Call) -> int:
-    """Count a forward, whose input some operators call `self`."""
+    """Return the MACs of a forward, whose input some operators call `self`."""
     source = call["self"] if call["input"] is None else call["input"]
     return _convolved(call, source, call.out)
 
 
 def _convolution_backward(call: Call) -> int:
-    """Count the gradients of the input and of the weight, where they are asked for."""
+    """Return the MACs of the gradients of input and weight that are asked for."""
     return sum(call["output_mask"][:2]) * _convolved(call, call["input"], call["grad_output"])
 
 
 def _bias_gradient(call: Call) -> int:
-    """Count the gradient of the bias, where it is asked for: a sum for each channel."""
+    """Count a sum for each channel, if the gradient of the bias is asked for."""
     gradient = call["grad_output"]
     return call["output_mask"][2] * (elements(gradient) - gradient.shape[1])
 
 
 def _quantized(call: Call) -> int:
-    """Count 2 (scaling and rounding) for each output, and 1 for its bias; 2 for each number of the
-    input of a dynamic layer, which comes as float and is made int8."""
+    """Count scaling, rounding and a bias for each output of a quantized linear layer.
+
+    The input of a dynamic layer is float; scaling and rounding make it int8."""
     _, bias = torch.ops.quantized.linear_unpack(call["W_prepack"])
     per_output = 2 if bias is None else 3
     per_input = 2 if "dynamic" in call.name else 0
@@ -99,7 +108,7 @@ def _quantized(call: Call) -> int:
 
 
 def _distances(call: Call) -> int:
-    """Count |x|^2 and |y|^2, -2 x, and a root for each pair."""
+    """Count |x|^2 and |y|^2 for all vectors, -2 x, and a root for each pair."""
     x, y = call["x1"], call["x2"]
     vectors = elements(x) // x.shape[-1] + elements(y) // y.shape[-1]
     return elements(call.out) + (2 * x.shape[-1] - 1) * vectors + elements(x)
@@ -108,17 +117,19 @@ def _distances(call: Call) -> int:
 def _bilinear(call: Call) -> int:
     """Return the MACs of aten::_trilinear, which torch.nn.Bilinear and its gradients call.
 
-    It multiplies three tensors i1, i2 and i3, each unsqueezed at the dimensions of its expand1,
-    expand2 or expand3, and sums over the dimensions `sumdim`: first i1 times i2, over those of
-    these that i3 has not, then times i3, over the others."""
-    shapes = [list(call[f"i{number}"].shape) for number in (1, 2, 3)]
-    for number, shape in enumerate(shapes, 1):
+    It unsqueezes the tensors i1, i2 and i3 at the dimensions of expand1, expand2 and expand3,
+    multiplies all three, and sums over the dimensions `sumdim`.  It sums the product of i1 and i2
+    first, over those dimensions that i3 does not have, and then multiplies by i3."""
+    shapes = []
+    for number in (1, 2, 3):
+        shape = list(call[f"i{number}"].shape)
         for dim in sorted(call[f"expand{number}"]):
             shape.insert(dim, 1)
-    sizes = [max(of_dim) for of_dim in zip(*shapes)]
+        shapes.append(shape)
+    sizes = [max(lengths) for lengths in zip(*shapes)]
     summed_first = [dim for dim in call["sumdim"] if dim in call["expand3"]]
-    left = [size for dim, size in enumerate(sizes) if dim not in summed_first]
-    return math.prod(sizes) + math.prod(left)
+    remaining = [length for dim, length in enumerate(sizes) if dim not in summed_first]
+    return math.prod(sizes) + math.prod(remaining)
 
 
 _add_product("mm bmm _int_mm", partial(_matrices, "self", "mat2"))
@@ -132,7 +143,7 @@ _add_product(
     partial(_matrices, "mat1", "mat2"),
     lambda call: 2 * call.out.numel(),
 )
-# Elsewhere a linear layer is an addmm.
+# These devices have an operator for a linear layer; elsewhere it is an addmm.
 _add_product("linear", lambda call: call.out.numel() * call["input"].shape[-1], _bias)
 _add_product("mkldnn_linear", lambda call: call.out.numel() * call["self"].shape[-1], _bias)
 _add_product(
@@ -145,7 +156,7 @@ _add_product(
     _convolution_backward,
     _bias_gradient,
 )
-# The Euclidean distance of two sets of many vectors is (-2 x, |x|^2, 1) times (y, 1, |y|^2).
+# The squared distances of two sets of vectors are a product: (-2 x, |x|^2, 1) times (y, 1, |y|^2).
 _add_product(
     "_euclidean_dist",
     lambda call: elements(call.out) * (call["x1"].shape[-1] + 2),
@@ -157,7 +168,7 @@ _add_product(
     _quantized,
 )
 _add_product("_trilinear", _bilinear)
-# A recursive filter sums over the outputs before each one, and its first coefficient is 1.
+# Each output of a recursive filter is a sum over outputs before it; its first coefficient is 1.
 _add_product(
     "torchaudio::_lfilter_core_loop",
     lambda call: call["input_signal_windows"].numel() * (call["a_coeff_flipped"].shape[-1] - 1),
@@ -165,13 +176,16 @@ _add_product(
 
 
 def _attention(backward: bool, call: Call) -> Count:
-    """Count Q and K scaled, Q K^T, a mask, softmax 3, dropout 2, times V.  Backward dP = dO V^T, dV
-    = P^T dO, dQ = dS K, dK = dS^T Q, softmax 4, dropout 2, dQ and dK scaled; where groups of heads
-    share keys and values, their gradients added up.  query: (..., T, D); key, value: (..., S,
-    D)."""
+    """Count attention, softmax(Q K^T) V, or its backward.
+
+    query: (..., T, D), key: (..., S, D), value: (..., S, Dv).  FLOPs beside the two products of the
+    forward: Q and K scaled, and for each score 1 for a mask, 3 for softmax, 2 for dropout.  The
+    backward has four products: dP = dO V^T, dV = P^T dO, dQ = dS K and dK = dS^T Q.  FLOPs beside
+    them: 4 for softmax and 2 for dropout for each score, and dQ and dK scaled.  Where several heads
+    share keys and values, the gradients of these are added up."""
     query, key, value = call["query"], call["key"], call["value"]
     rows = size(query) // query.shape[-1]
-    keys = rows // query.shape[-2] * key.shape[-2]  # of all heads
+    keys = rows // query.shape[-2] * key.shape[-2]  # as if no heads shared them
     scores = rows * key.shape[-2]
     features = key.shape[-1] + value.shape[-1]
     others = size(query) + keys * key.shape[-1]
@@ -180,67 +194,76 @@ def _attention(backward: bool, call: Call) -> Count:
     if backward:
         others += 4 * scores + keys * features - size(key) - size(value)
         return products(2 * scores * features, others)
-    is_masked = (
-        call["attn_mask"] is not None or call["attn_bias"] is not None or bool(call["is_causal"])
-    )
-    return products(scores * features, others + scores * (3 + is_masked))
+    others += 3 * scores
+    if call["attn_mask"] is not None or call["attn_bias"] is not None or call["is_causal"]:
+        others += scores
+    return products(scores * features, others)
 
 
-_FUSED = "flash_attention efficient_attention cudnn_attention flash_attention_for_cpu fused_attention_overrideable"
-for _kind in _FUSED.split():
-    add(f"_scaled_dot_product_{_kind}", partial(_attention, False))
-    add(f"_scaled_dot_product_{_kind}_backward", partial(_attention, True))
+_KERNELS = "flash_attention efficient_attention cudnn_attention flash_attention_for_cpu fused_attention_overrideable"
+for _kernel in _KERNELS.split():
+    add(f"_scaled_dot_product_{_kernel}", partial(_attention, False))
+    add(f"_scaled_dot_product_{_kernel}_backward", partial(_attention, True))
 
 
 def _flexible(backward: bool, call: Call) -> Count:
-    """Count flex_attention, whose arguments have no names: all scores, whatever its mask, and no
-    score_mod."""
-    return _attention(
-        backward, replace(call, arguments=dict(zip(("query", "key", "value"), call.args)))
-    )
+    """Count flex_attention with all scores, whatever its mask, and without its score_mod.
+
+    Its first arguments are query, key and value; they have no names."""
+    named = dict(zip(("query", "key", "value"), call.args))
+    return _attention(backward, replace(call, arguments=named))
 
 
 add("higher_order::flex_attention", partial(_flexible, False))
 add("higher_order::flex_attention_backward", partial(_flexible, True))
 
-#: Operations per hidden unit and step beside products and biases, and of their gradient.  A gate is
-#: the sum of both products and its function: LSTM f c + i g, tanh(c), times o; GRU n = tanh(x + r
-#: h), h = (h - n) z + n.  Backward of an LSTM: dc 5, gates 3, dc of the step before 1, sigmoid 9,
-#: tanh 3, the sum with the next step's gradients 2. cuDNN and oneDNN number the cells in this
-#: order: two RNNs, LSTM, GRU.
-_CELLS = ((2, 4), (2, 4), (4 * 2 + 5, 23), (2 * 2 + 3 + 3, 18))
+
+class _Cell(NamedTuple):
+    """FLOPs of a recurrent cell for a hidden unit and step, beside products and biases."""
+
+    forward: int
+    backward: int
+
+
+#: The cells by their number in cuDNN and oneDNN: two simple RNNs, LSTM, GRU.  A gate is the sum of
+#: two products, and a function of it.  The forward of an LSTM has 4 gates, then 5 for f c + i g,
+#: tanh(c), and times o; that of a GRU 2 gates, 3 for tanh(x + r h), 3 for (h - n) z + n.  The
+#: backward of an LSTM has 5 for dc, 3 for the gates, 1 for dc of the step before, 9 for sigmoids, 3
+#: for tanh, 2 for the sum with the gradients of the next step.
+_CELLS = (_Cell(2, 4), _Cell(2, 4), _Cell(4 * 2 + 5, 23), _Cell(2 * 2 + 3 + 3, 18))
 
 
 def _steps(call: Call) -> int:
-    """Count the steps of all utterances; a packed input has no padding."""
+    """Return the number of steps of all utterances; a packed input has no padding."""
     return call["input"].numel() // call["input"].shape[-1]
 
 
 def _sizes(weights: Sequence[Any]) -> tuple[int, int]:
-    """Return how many numbers are in the matrices and in the biases of recurrent layers."""
+    """Return how many numbers the matrices of recurrent layers have, and how many their biases."""
     matrices = sum(size(weight) for weight in weights if weight.dim() == 2)
     biases = sum(size(weight) for weight in weights if weight.dim() == 1)
     return matrices, biases
 
 
 def _mkldnn_layer(call: Call) -> Count:
+    """Count the forward of one layer in oneDNN."""
     numbers = range(4 if call["has_biases"] else 2)
     matrices, biases = _sizes([call[f"weight{number}"] for number in numbers])
-    others = biases + _CELLS[call["mode"]][0] * call["hidden_size"]
+    others = biases + _CELLS[call["mode"]].forward * call["hidden_size"]
     return products(_steps(call) * matrices, _steps(call) * others)
 
 
 def _asked_for(call: Call, *names: str) -> list[bool]:
-    """Return whether the gradient of each of these arguments is asked for; of all, where no
-    argument tells."""
+    """Return for each of these arguments whether its gradient is asked for; True for all where no
+    argument of the call requires a gradient."""
     asked = [getattr(call[name], "requires_grad", False) for name in names]
     any_asked = any(asked) or any(getattr(value, "requires_grad", False) for value in call.args)
     return asked if any_asked else [True] * len(names)
 
 
 def _mkldnn_layer_backward(call: Call) -> Count:
-    """Count twice the forward's products, without the gradients that are not asked for, of the
-    input and the first state."""
+    """Count the backward of an LSTM layer in oneDNN: two products for each of the forward, without
+    the gradients of input and first state where they are not asked for."""
     steps = _steps(call)
     sequences = call["hx_"].numel() // call["hx_"].shape[-1]
     to_input, to_state, to_weight, to_recurrent = _asked_for(
@@ -249,11 +272,14 @@ def _mkldnn_layer_backward(call: Call) -> Count:
     state_steps = steps if to_state else steps - sequences
     macs = steps * size(call["weight1"]) * (to_input + to_weight)
     macs += size(call["weight2"]) * (state_steps + steps * to_recurrent)
-    per_unit = 31 if call["has_biases"] else 23
+    per_unit = _CELLS[call["mode"]].backward
+    if call["has_biases"]:
+        per_unit += 4 * 2  # two biases for each gate
     return products(macs, steps * call["hidden_size"] * per_unit)
 
 
 def _cudnn_layers(backward: bool, call: Call) -> Count:
+    """Count all layers in cuDNN; a backward has two products for each of the forward."""
     matrices, biases = _sizes(call["weight"])
     units = call["hidden_size"] * call["num_layers"] * (2 if call["bidirectional"] else 1)
     others = biases + _CELLS[call["mode"]][backward] * units

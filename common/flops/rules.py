@@ -1,11 +1,12 @@
-"""What an operator of torch's dispatcher counts, or a custom autograd function: rules by name, and
-general ones.
+"""Find the rule that counts a call of an operator, or of a custom autograd function: one by its
+name, else a general one.
 
-One multiply-accumulate is one MAC and two FLOPs.  MACs are those of matrix products, convolutions
-and recursive filters; every other arithmetic is FLOPs alone, one per function of a number whatever
-it costs.  Integers and booleans count nothing, but in matrix products.  Rules are keyed by
-qualified names ("aten::addmm"), so that one can exist before the library that defines the operator
-is imported; `add_` counts as `add`.  The tables are in operators.py and matrices.py.
+One multiply-accumulate is one MAC and two FLOPs.  Only matrix products, convolutions and recursive
+filters have MACs.  All other arithmetic is FLOPs alone: one for each function of a number, whatever
+it costs.  Integers and booleans count nothing outside of matrix products.
+
+Rules have qualified names ("aten::addmm"), so that one can exist before the library that defines
+the operator is imported.  `add_` counts as `add`.  The modules beside this one fill the table.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import torch
 
 
 class Count(NamedTuple):
+    """Hold multiply-accumulates, and FLOPs, which contain two for each of these."""
+
     macs: int = 0
     flops: int = 0
 
@@ -31,9 +34,15 @@ def products(macs: int, others: int = 0) -> Count:
 
 @dataclass
 class Call:
-    """Hold one call of an operator, or of the `forward` of a custom autograd function:
-    `call["weight"]` is the argument of that name, given or default, None where there is none; out:
-    what an operator returned."""
+    """Hold one call of an operator, or of the `forward` of a custom autograd function.
+
+    `call["weight"]` is the argument of that name or its default; None where there is none.
+
+    Attributes:
+        arguments: all arguments by name, with defaults
+        args, kwargs: the arguments as they were given to an operator
+        out: what an operator returned
+    """
 
     name: str
     arguments: Mapping[str, Any]
@@ -45,21 +54,23 @@ class Call:
         return self.arguments.get(name)
 
 
-#: Counts a call; a bare int is FLOPs.  None: all the work is operators of torch, which are counted.
+#: Counts a call; an int is FLOPs.  None stands for a function that only calls operators of torch,
+#: which are counted.
 Rule = Callable[[Call], Count | int] | None
 try:
     from torch.utils.flop_counter import flop_registry as _FORMULAS
 except ImportError:  # before torch 2.1
     _FORMULAS = {}
-#: Every rule by the name of its operator.
+#: Each rule by the name of its operator.
 RULES: dict[str, Rule] = {}
 
 
 def add(operators: str, rule: Rule, factor: int = 1) -> None:
-    """Add a rule for names parted by spaces: a bare one is aten's, one with dots a custom
-    function's.
+    """Add a rule to the table.
 
-    factor: FLOPs for each of what the rule counts, which is no Count then."""
+    operators: names, separated by spaces: "mm" of aten, "quantized::linear" of another library,
+    "package.module.Loss" of a custom autograd function; factor: multiplies the int that the rule
+    returns."""
 
     def scaled(call: Call) -> int:
         return factor * rule(call)  # type: ignore[misc,return-value]
@@ -72,12 +83,11 @@ def add(operators: str, rule: Rule, factor: int = 1) -> None:
 
 
 def register(operator: Any, count: Rule) -> None:
-    """Count `operator` with `count`, in the place of any rule that is there: torch.ops.mylib.scale
-    or "mylib::scale", or a torch.autograd.Function or its name such as "mylib.loss.Loss", whose
-    kernels the dispatcher does not see.
+    """Count an operator by a rule of the user's, which replaces an earlier one.
 
-    count: takes a Call and returns a Count, or FLOPs as an int; None: a function of torch's
-    operators alone.
+    operator: torch.ops.mylib.scale or "mylib::scale"; for kernels that the dispatcher does not see,
+    a torch.autograd.Function or its name, "mylib.loss.Loss"; count: takes a Call and returns a
+    Count, or FLOPs as an int; None for a function that only calls operators of torch.
     """
     if isinstance(operator, type):
         operator = f"{operator.__module__}.{operator.__qualname__}"
@@ -87,33 +97,36 @@ def register(operator: Any, count: Rule) -> None:
 
 @cache
 def schema_of(operator: Any) -> tuple[Sequence[str], dict[str, Any]]:
-    """Return the names of the positional arguments of an operator, and all defaults."""
-    # A higher-order operator has no schema.
-    arguments = getattr(getattr(operator, "_schema", None), "arguments", ())
+    """Return the names of the positional arguments of an operator, and all defaults by name."""
+    schema = getattr(operator, "_schema", None)
+    arguments = schema.arguments if schema else ()  # a higher-order operator has no schema
     positional = [argument.name for argument in arguments if not argument.kwarg_only]
     return positional, {argument.name: argument.default_value for argument in arguments}
 
 
 def name_of(operator: Any) -> str:
-    """Return the name of an operator: "aten::addmm" of aten.addmm.default."""
+    """Return the qualified name of an operator, such as "aten::addmm" for aten.addmm.default."""
     schema = getattr(operator, "_schema", None)
     return schema.name if schema is not None else f"higher_order::{operator.name()}"
 
 
 def find(operator: Any) -> Rule:
-    """Return the rule of an OpOverload: its own, that of the operator it is a form of (`add_` of
-    `add`), a general one, that of the products that torch's own counter counts, or None."""
+    """Return the rule of an operator, None where there is none.
+
+    Looks for a rule of its own, one of the operator that it writes in place (`add` for `add_`), a
+    general one, and a formula of torch's own counter, which counts products alone."""
     name = name_of(operator)
     out_of_place = name.removesuffix("_")
     rule = RULES.get(name) or RULES.get(out_of_place) or _general(operator, out_of_place)
     formula = _FORMULAS.get(getattr(operator, "overloadpacket", None))
     if rule or not formula:
         return rule
+    # torch's formulas return FLOPs, two for each MAC
     return lambda call: products(formula(*call.args, **call.kwargs, out_val=call.out) // 2)
 
 
-def composite(operator: Any) -> bool:
-    """Return whether the operator is defined by others, which are counted instead of it."""
+def is_composite(operator: Any) -> bool:
+    """Return whether torch defines the operator by others, which are counted instead of it."""
     try:
         return torch._C._dispatch_has_kernel_for_dispatch_key(
             operator.name(), "CompositeImplicitAutograd"
@@ -122,15 +135,15 @@ def composite(operator: Any) -> bool:
         return False
 
 
-# -- operators without a rule of their own, from what torch tells of each: its schema, its tags and
-# its name
+# -- operators without a rule of their own: by their schema, tags and name in torch ----------------
 
-#: These match the names of families of operators that make, copy or choose.
+#: Matches operators that make, copy, pad or choose numbers: "aten::new_zeros", "aten::ones_like",
+#: "aten::constant_pad_nd", "aten::to_dense", "aten::max_pool2d_with_indices", "aten::view_copy".
 _MOVES = re.compile(
     r"aten::(new_\w+|\w+_like|_new_zeros\w*|\w+_scatter|\w+_pad(\dd|_nd)|_?to_(copy|dense)\w*"
     r"|_?upsample_nearest(_exact)?\dd|\w*max_pool\dd(_with_indices)?|\w+_copy)"
 )
-#: Elementwise operators that some supported torch does not tag `pointwise`: none does before 2.1.
+#: Elementwise operators that some supported torch does not tag `pointwise`; before 2.1 none is.
 _POINTWISE = frozenset(
     """neg reciprocal remainder fmod floor_divide pow sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan
     asin acos atan atan2 sinh cosh tanh copysign sigmoid erf erfc lgamma digamma sign floor ceil round trunc frac
@@ -143,31 +156,31 @@ _FOREACH = "aten::_foreach_"
 
 
 def nothing(_: Call) -> int:
+    """Count no operation, as the rule of operators that only move numbers."""
     return 0
 
 
 def _tensors(values: Any) -> int:
-    """Return how many of the arguments or results in a schema are tensors, or lists of them."""
+    """Return how many arguments or results of a schema are tensors, or lists of them."""
     return sum("Tensor" in str(value.type) for value in values)
 
 
 def _aliases(values: Any) -> list[Any]:
-    """Return how arguments or results in a schema share memory, of those that do."""
+    """Return how arguments or results of a schema share memory, for those that do."""
     return [value.alias_info for value in values if value.alias_info is not None]
 
 
 @cache
 def _general(operator: Any, name: str) -> Rule:
-    """Return the rule that follows from what torch tells of an operator, None where nothing does:
-    silence would take a product for nothing."""
+    """Return the rule that follows from the schema, tags and name of an operator.
+
+    Returns None where none does, so that the operator is reported: it may be a product."""
     schema = getattr(operator, "_schema", None)
     if schema is None:  # a higher-order operator
         return None
-    aliases = _aliases(schema.returns)
-    if any(not alias.is_write for alias in aliases) or _tagged(
-        operator, "inplace_view", "view_copy"
-    ):
-        return nothing  # a view, or the copy of one
+    is_view = any(not alias.is_write for alias in _aliases(schema.returns))
+    if is_view or _tagged(operator, "inplace_view", "view_copy"):
+        return nothing
     if name.startswith(_FOREACH):  # optimizers call these
         by_lists = _of_lists(name.removeprefix(_FOREACH))
         if by_lists is not None:
@@ -180,10 +193,11 @@ def _general(operator: Any, name: str) -> Rule:
         return nothing
     if _MOVES.fullmatch(name):
         return nothing
-    if not name.startswith("aten::") or composite(operator):
+    if not name.startswith("aten::") or is_composite(operator):
         return None
+    # Attention with dropout has this tag too, and takes more tensors.
     if takes_tensors <= 2 and _tagged(operator, "nondeterministic_seeded"):
-        return nothing  # a generator; attention with dropout has this tag, too, and more tensors
+        return nothing  # a generator of random numbers
     if name.removeprefix("aten::") in _POINTWISE or _tagged(operator, "pointwise"):
         factor = 2 if name.endswith("_backward") else 1  # the derivative, times the gradient
         return lambda call: factor * elements(call.out)
@@ -193,13 +207,13 @@ def _general(operator: Any, name: str) -> Rule:
 
 
 def _tagged(operator: Any, *tags: str) -> bool:
-    """Return whether torch gives the operator one of these tags, of which an older torch has
-    fewer."""
+    """Return whether torch gives the operator one of these tags.  An older torch lacks some."""
     return any(getattr(torch.Tag, tag, None) in operator.tags for tag in tags)
 
 
 def _of_lists(name: str) -> Rule:
-    """Return the rule of the operator of one tensor that is applied to lists, or None."""
+    """Return the rule of the operator aten::_foreach_<name>, which applies aten::<name> to each
+    tensor of a list; None where that has none."""
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         return None
@@ -216,8 +230,9 @@ def _of_lists(name: str) -> Rule:
 
 
 def size(tensor: Any) -> int:
-    """Return the number of elements of a tensor or of a list of tensors; 0 for None.  Raises
-    TypeError for a sparse or nested tensor, whose operator is then not counted."""
+    """Return the number of elements of a tensor or of a list of tensors; 0 for None.
+
+    Raises TypeError for a sparse or nested tensor, whose operator is then not counted."""
     if isinstance(tensor, torch.Tensor):
         if tensor.layout not in (torch.strided, torch._mkldnn) or tensor.is_nested:  # type: ignore[attr-defined]
             raise TypeError("a sparse or nested tensor")
@@ -226,8 +241,9 @@ def size(tensor: Any) -> int:
 
 
 def elements(tensor: Any, complex_factor: int = 2) -> int:
-    """Return the number of floating-point elements, complex ones times `complex_factor`; integers
-    count 0."""
+    """Return the number of floating-point elements of a tensor or of a list of tensors.
+
+    An integer or boolean counts 0, a complex number `complex_factor`."""
     if isinstance(tensor, (list, tuple)):
         return sum(elements(part, complex_factor) for part in tensor)
     if is_complex(tensor):
@@ -236,9 +252,10 @@ def elements(tensor: Any, complex_factor: int = 2) -> int:
 
 
 def is_complex(operand: Any) -> bool:
-    return (
-        operand.is_complex() if isinstance(operand, torch.Tensor) else isinstance(operand, complex)
-    )
+    """Return whether a tensor or a number is complex."""
+    if isinstance(operand, torch.Tensor):
+        return operand.is_complex()
+    return isinstance(operand, complex)
 
 
 def output(call: Call) -> int:

@@ -128,8 +128,8 @@ def _opened(header: schema.Record, log_dir: Path, resume: bool) -> run.Run:
 
 
 def _pending(tasks: Sequence[Task], of_tool: run.Run) -> list[Task]:
-    """Return the tasks to run: each that is not done, and each whose file is gone although a pending
-    task takes it."""
+    """Return the tasks to run: each that is not done, and each whose file is gone although a task
+    to run takes it."""
     pending: list[Task] = []
     for task in reversed(tasks):  # a file is taken by the task after the one that leaves it
         is_pending = not of_tool.is_done(task.name)

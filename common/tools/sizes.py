@@ -21,8 +21,9 @@ ICEFALL = "icefall"
 
 
 class Sizes(Struct, frozen=True, forbid_unknown_fields=True):
-    """Hold the sizes of a Conformer transducer, as a YAML file may give them; the defaults are those
-    of icefall's pruned_transducer_stateless2.
+    """Hold the sizes of a Conformer transducer, as a YAML file may give them.
+
+    The defaults are those of icefall's pruned_transducer_stateless2.
 
     Attributes:
         features: numbers of a feature frame

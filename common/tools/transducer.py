@@ -85,8 +85,8 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A stateless decoder: it sees the last `context` symbols alone, by an embedding and a depthwise
-    convolution."""
+    """A stateless decoder: an embedding and a depthwise convolution over the last `context`
+    symbols."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()
@@ -179,8 +179,9 @@ class Criterion(nn.Module):
             return self.adapter.simple_loss(am.float(), lm.float(), prepared)
 
     def _pruned(self, batch: Batch, prepared: Any, arcs: Any, *outputs: torch.Tensor) -> Any:
-        """Return the pruned loss of encoder and decoder outputs.  arcs: gradients of the simple loss,
-        which choose the range of symbols of each frame."""
+        """Return the pruned loss of encoder and decoder outputs.
+
+        arcs: gradients of the simple loss, which choose the range of symbols of each frame."""
         prepared.ranges = self.adapter.ranges(arcs, prepared)
 
         def join(encoder_out: torch.Tensor, decoder_out: torch.Tensor) -> torch.Tensor:
