@@ -76,7 +76,7 @@ def main(words: Sequence[str]) -> int:
     name, *others = words or ["--help"]
     if name in ("-h", "--help", "help", "-V", "-v", "--version"):
         print(_version() if "v" in name.lower() else _help())
-        return errors.finished()
+        return errors.flushed()
     if name not in COMMANDS:
         errors.say(
             f"{PROGRAM}: error: no command is named {name!r}{closest(name, COMMANDS)} (--help tells more)"

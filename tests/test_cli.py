@@ -51,7 +51,7 @@ def test_words_are_understood_in_several_ways():
     assert {flag_types.not_negative(text) for text in ("0", "0.00", ".0", "-0", "0e5")} == {0.0}
     with pytest.raises(UserError):
         flag_types.not_negative("-0.1")
-    assert flag_types.parts("seed") == flag_types.parts("full") == ("full", "bpe500")
+    assert flag_types.size_and_workload("seed") == flag_types.size_and_workload("full") == ("full", "bpe500")
 
 
 def test_presets_follow_the_device_and_flags_win():
@@ -126,7 +126,7 @@ def test_completions_answer_the_shell_and_import_nothing_without_it(monkeypatch)
 
 TITLES = {"short": "grains", "metavar": "G", "label": "grain", "heading": "{} grains", "default_is_usual": True}
 PRESETS = {"quick": 1, "chars": 2}
-GRAIN = declare(3, "grains of each batch", settings.BATCHES, type=flag_types.whole(1), presets=PRESETS, **TITLES)
+GRAIN = declare(3, "grains of each batch", settings.BATCHES, type=flag_types.Whole(1), presets=PRESETS, **TITLES)
 
 
 def test_one_field_makes_a_setting(monkeypatch):

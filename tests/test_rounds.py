@@ -220,7 +220,7 @@ def test_a_control_needs_a_compiler(monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     choice = interpreters.choose(row, in_place=True, prefer_here=False)
     assert choice.python is None and "no-such-compiler" in choice.reason
-    assert row.environment == "main" and not row.placed and row.folder == "fused-at-fast-mkl"
+    assert row.environment == "main" and not row.in_other_environment and row.folder == "fused-at-fast-mkl"
 
 
 @pytest.mark.parametrize("well", [True, False])

@@ -222,7 +222,7 @@ def test_every_exact_loss_of_logits_is_a_row_by_utterance_too(copy, monkeypatch)
 @pytest.mark.parametrize("implementation", with_variants(), ids=lambda implementation: implementation.name)
 def test_kinds_are_what_adapters_say(implementation):
     adapter = importlib.import_module(implementation.script).ADAPTER
-    attributes = implementations.described(implementation)
+    attributes = implementations.attributes_of(implementation)
     assert vars(attributes) == {key: getattr(adapter, key) for key in vars(attributes)}
     assert attributes.of_variant(implementation.variant).kind(implementation.name) == implementation.kind
     path = implementations.file_of(implementation)

@@ -104,7 +104,7 @@ def test_a_shape_file_of_another_front_end_is_not_taken_for_x4(tiny_shapes):
 def test_a_preset_is_a_size_a_workload_or_both(text, device, preset, expected):
     chosen = settings.resolve({"preset": text}, device)
     assert chosen.preset == preset and chosen.to_json().items() >= expected.items()
-    assert settings.resolve({"preset": preset}, device) == chosen and flag_types.note(preset)
+    assert settings.resolve({"preset": preset}, device) == chosen and flag_types.described_preset(preset)
     flags = {"vocab_size": 7, "token_scale": 1.5, "batch_size": 3}
     assert settings.resolve({"preset": text, **flags}, device).to_json().items() >= flags.items()
 
@@ -112,7 +112,7 @@ def test_a_preset_is_a_size_a_workload_or_both(text, device, preset, expected):
 def test_bad_flags_in_one_line():
     for text in ("large", "cpu,quick", "chars,long-form", "cpu,"):
         with pytest.raises(UserError, match="bpe4096-x8"):
-            flag_types.parts(text)
+            flag_types.size_and_workload(text)
     assert_user_error(run("benchmark_torchaudio.py", "--preset", "cpu,words"), "--preset", "cpu,words", "chars")
     assert_user_error(run("benchmark_torchaudio.py", "--subsampling", "5"), "--subsampling", "5", "8")
 

@@ -126,7 +126,7 @@ def _folders(paths: Sequence[Any]) -> dict[Path, list[Path]]:
     Raises UserError for a path that does not exist."""
     folders: dict[Path, list[Path]] = {}
     for path in [Path(path) for path in paths] or [Path("log")]:
-        problem = files.not_there(path)
+        problem = files.not_a_file_or_folder(path)
         if problem and paths:
             raise errors.UserError(
                 f"{path}: {problem}; name a log folder, a results.jsonl or a trace"

@@ -168,7 +168,7 @@ def default_rows(
     device_type = device.partition(":")[0]
     for name in names:
         implementation = implementations.find(name)
-        is_loop = device_type in implementations.described(implementation).python_loops
+        is_loop = device_type in implementations.attributes_of(implementation).python_loops
         is_plain = implementation.package == "torch" and device_type == "cpu" and not topology
         is_other_lattice = implementation.kind in implementations.LATTICES and not topology
         is_late = is_short and (implementation.environment != "main" or is_plain)
@@ -233,7 +233,7 @@ def announce(names: Sequence[str], resolved: settings.Settings, flags: settings.
         say(
             f"note: V is {resolved.vocab_size}, but the shape file counts tokens of {symbols} symbols"
         )
-    say(f"preset {resolved.preset}: {flag_types.note(resolved.preset)}")
+    say(f"preset {resolved.preset}: {flag_types.described_preset(resolved.preset)}")
     size = f"of {resolved.batch_size} utterances"
     if resolved.sort_utterance:
         padded = "padded " if resolved.max_frames_padded else ""

@@ -57,7 +57,7 @@ def parser() -> Parser:
     add(
         "sides",
         nargs="*",
-        type=flag_types.named,
+        type=flag_types.name,
         metavar="BASELINE NEW",
         help="The baseline first.",
     )
@@ -70,20 +70,20 @@ def parser() -> Parser:
     )
     add(
         "--save-baseline",
-        type=flag_types.named,
+        type=flag_types.name,
         metavar="NAME",
         help="Keep what LOG (default: log) holds now as NAME, in the folder baselines of LOG; an older NAME becomes "
         "NAME.1.",
     )
     add(
         "--baseline",
-        type=flag_types.named,
+        type=flag_types.name,
         metavar="NAME",
         help="Compare the baseline NAME of LOG (default: log) with what LOG holds now.",
     )
     add(
         "--only",
-        type=flag_types.words,
+        type=flag_types.names,
         default=(),
         metavar="A,B",
         help="Only these implementations. Default: all",

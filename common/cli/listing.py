@@ -64,7 +64,7 @@ def states(python_of: Mapping[str, interpreters.Choice], device: str) -> dict[st
     places = {}
     for name, choice in python_of.items():
         row = implementations.find(name)
-        attributes = implementations.described(row).of_variant(row.variant)
+        attributes = implementations.attributes_of(row).of_variant(row.variant)
         kind = device.partition(":")[0]
         managed = choice.python == environments.interpreter(row.environment)
         where = f"environment {row.environment}" if managed else str(choice.python)

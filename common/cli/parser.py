@@ -78,7 +78,7 @@ def add_flags(parser: ArgumentParser, without: Collection[str] = ()) -> None:
     add(
         run,
         "--wait",
-        type=flag_types.whole(0),
+        type=flag_types.Whole(0),
         metavar="S",
         help="Wait up to S seconds in all for a quiet machine, then repeat the timing rounds that ran beside other "
         "load; 0 repeats none. Default: 60; 0 with --preset quick and --sweep",
@@ -168,7 +168,7 @@ def with_limits(arguments: Namespace, resolved: settings.Settings) -> bool:
     """Tell whether the device's limits are measured: as --limits says, else as the preset does."""
     if arguments.limits is not None:
         return bool(arguments.limits)
-    return flag_types.parts(resolved.preset)[0] != "quick" and not (
+    return flag_types.size_and_workload(resolved.preset)[0] != "quick" and not (
         arguments.budget or arguments.sweep
     )
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from rnnt_bench.core.arguments import Parser, refuse
 from rnnt_bench.core.called import command, or_set_up
 from rnnt_bench.core.errors import EXIT_OK, UserError, say
-from rnnt_bench.core.flag_types import path, positive, seed, whole
+from rnnt_bench.core.flag_types import Whole, path, positive, seed
 
 EXAMPLES = f"""examples:
   {command("shapes")} --manifest cuts.jsonl.gz --bpe-model bpe.model --output mine.pt
@@ -93,7 +93,7 @@ def parser() -> Parser:
     )
     tokens(
         "--bpe-vocab-size",
-        type=whole(1),
+        type=Whole(1),
         metavar="V",
         help="Train a model of V tokens and write it beside the output.",
     )
@@ -151,7 +151,7 @@ def parser() -> Parser:
         help="Leave out longer utterances, after perturbation (icefall: 20).",
     )
     out(
-        "--limit", type=whole(1), metavar="N", help="Read only the first N utterances. Default: all"
+        "--limit", type=Whole(1), metavar="N", help="Read only the first N utterances. Default: all"
     )
     out(
         "--output",

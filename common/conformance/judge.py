@@ -73,7 +73,9 @@ def simulator(implementation: implementations.Implementation, device: str) -> Ma
     is not "cpu", or the loss runs on a CPU.  A script that cannot be read has none: its job reports
     the error."""
     with suppress(errors.UserError):
-        attributes = implementations.described(implementation).of_variant(implementation.variant)
+        attributes = implementations.attributes_of(implementation).of_variant(
+            implementation.variant
+        )
         if device == "cpu" and "cpu" not in attributes.devices:
             return attributes.simulator
     return {}

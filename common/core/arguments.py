@@ -1,4 +1,4 @@
-"""Parse the command line of every command, with errors of one line.  No torch here."""
+"""Parse the command line of every command, with errors of one line.  Does not import torch."""
 
 from __future__ import annotations
 
@@ -16,78 +16,87 @@ from rnnt_bench.core.text import closest
 
 
 class Parser(argparse.ArgumentParser):
-    """Parse as argparse does, but an error is one line, and an epilog of several lines is printed
-    as it is.
+    """Parse as argparse does, but print an error as one line.
 
-    examples: commands that the short --help ends with, below the flags with a text for it (add)."""
+    examples: example commands, with {prog} for the name of the program.  With examples, --help is
+    short: it lists only the flags that have a `short` text.  --help-all lists every flag."""
 
     def __init__(self, *arguments: Any, examples: str = "", **options: Any):
         errors.safe_streams()  # before --help or an error is printed
-        if "\n" in (options.get("epilog") or ""):
+        if "\n" in (options.get("epilog") or ""):  # argparse would join its lines
             options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*arguments, **options)
         if self.add_help:
             self._actions[0].help = "Show this help and exit."
         self.examples = examples
         if examples:
-            words = "Show every flag, with its unit and default."
-            self.add_argument("--help-all", action=_HelpAll, nargs=0, help=words)
+            help_text = "Show every flag, with its unit and default."
+            self.add_argument("--help-all", action=_HelpAll, nargs=0, help=help_text)
 
     def print_help(self, file: Any = None) -> None:
-        self._print_message(
-            self.format_short_help() if self.examples else self.format_help(), file or sys.stdout
-        )
+        text = self.format_short_help() if self.examples else self.format_help()
+        self._print_message(text, file or sys.stdout)
 
     def format_short_help(self) -> str:
-        """Return the first paragraph of the description, the flags that have a short text, and the
-        examples."""
-        lines = []
+        """Return the text of --help for a parser with examples.
+
+        It has the usage, the first paragraph of the description, the flags with a `short` text, and
+        the examples."""
         usage = f"usage: {self.prog} "
+        flags = []
         for action in self._actions:
-            name = " ".join(action.option_strings[:1])
+            flag = " ".join(action.option_strings[:1])
             value = "" if action.nargs == 0 else str(action.metavar or "VALUE")
-            if not name:
+            if not flag:  # a positional argument
                 usage += f"{value} ... "
-            if text := getattr(action, "short", ""):
-                lines.append(f"  {f'{name} {value}'.strip():<26}  {text}")
+            if short := getattr(action, "short", ""):
+                flags.append(f"  {f'{flag} {value}'.strip():<26}  {short}")
         usage += "[flags]     (--help-all: every flag, with unit and default)"
-        first = " ".join((self.description or "").strip().partition("\n\n")[0].split())
+        first_paragraph = " ".join((self.description or "").strip().partition("\n\n")[0].split())
         parts = (
             usage,
-            fill(first, 100, break_on_hyphens=False),
-            "\n".join(lines),
+            fill(first_paragraph, 100, break_on_hyphens=False),
+            "\n".join(flags),
             self.examples.format(prog=self.prog),
         )
         return "\n\n".join(parts)
 
     def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
-        if "_ARGCOMPLETE" in os.environ:  # the shell asks what could follow
-            with suppress(ImportError):
-                import argcomplete  # type: ignore[import-not-found, unused-ignore]  # a user's own
+        """Parse as argparse does; print completions instead where a shell's tab key called us."""
+        if "_ARGCOMPLETE" in os.environ:
+            with suppress(ImportError):  # argcomplete works if the user has installed it
+                import argcomplete  # type: ignore[import-not-found, unused-ignore]
 
                 argcomplete.autocomplete(self)
         return super().parse_known_args(*arguments, **options)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise an ArgumentError for a value that is no choice; it names the closest choice."""
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
-            words = f"give one of {', '.join(choices)}, not {value!r}{closest(str(value), choices)}"
-            raise argparse.ArgumentError(action, words)
+            guess = closest(str(value), choices)
+            raise argparse.ArgumentError(
+                action, f"give one of {', '.join(choices)}, not {value!r}{guess}"
+            )
 
     def error(self, message: str) -> NoReturn:
+        """Print one line and exit; for an unknown flag, the line names the closest flag."""
         if message.startswith("unrecognized arguments: --"):
-            message += closest(message.split()[2].partition("=")[0], self._option_string_actions)
+            flag = message.split()[2].partition("=")[0]
+            message += closest(flag, self._option_string_actions)
         self.exit(errors.EXIT_USAGE, f"{self.prog}: error: {message} (--help tells more)\n")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        super().exit(errors.finished(status), message)
+        super().exit(errors.flushed(status), message)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        with suppress(OSError):  # as Python 3.12 does: a help that cannot be written is no error
+        with suppress(OSError):  # Python 3.12 ignores it too, when a help cannot be written
             super()._print_message(message, file)
 
 
 class _HelpAll(argparse.Action):
+    """Print the help of every flag, and exit."""
+
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         parser._print_message(parser.format_help(), sys.stdout)
         parser.exit()
@@ -97,19 +106,23 @@ def refuse(
     parser: argparse.ArgumentParser,
     arguments: argparse.Namespace,
     keys: Collection[str],
-    words: str,
+    reason: str,
 ) -> None:
-    """Raise UserError for the first of these `keys` that has another value than its flag's default.
-    words: why it has no effect, and what to do."""
+    """Raise UserError if the user gave one of these flags, which have no effect.
+
+    Args:
+        arguments: what `parser` parsed.
+        keys: the names of the flags in `arguments`.
+        reason: why they have no effect, and what to do.  The message is "--flag reason"."""
     for key in keys:
         if getattr(arguments, key, None) != parser.get_default(key):
             flag = SETTINGS[key].flag if key in SETTINGS else f"--{key.replace('_', '-')}"
-            raise errors.UserError(f"{flag} {words}")
+            raise errors.UserError(f"{flag} {reason}")
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
-    """Add the log folders that a reader searches."""
-    words = (
+    """Add the positional argument LOG ..., the folders that are searched for results."""
+    help_text = (
         "Log folders, which are searched; a results.jsonl or a single trace works too. Default: log"
     )
-    parser.add_argument("log", nargs="*", metavar="LOG", type=flag_types.path, help=words)
+    parser.add_argument("log", nargs="*", metavar="LOG", type=flag_types.path, help=help_text)

@@ -1,5 +1,5 @@
-"""Define the errors that a user can cause and the exit codes, and end every command: one line for a
-user's mistake."""
+"""Define the exit codes and the errors that a user can cause, and run commands so that such an
+error is one line on stderr."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 from rnnt_bench.core.text import plain, short
 
+#: Characters of an error's line, which may quote a file of any size.
+LONGEST_ERROR = 4000
+
 EXIT_OK = 0
-EXIT_FAILED = 1  # a row that could run did not
+EXIT_FAILED = 1  # a loss that can run here has failed
 EXIT_USAGE = 2  # bad flags or bad input: nothing was measured
 EXIT_UNDECIDED = 3  # compare --strict: a time may have grown, though not surely
-EXIT_SIGNAL = 128  # plus the number of the signal that ended it, as shells report it
+EXIT_SIGNAL = 128  # add the number of the signal that ended the process, as shells do
 EXIT_INTERRUPTED = 130  # Ctrl-C
 
 
@@ -25,13 +28,15 @@ class UserError(ArgumentTypeError):
     """Raised for bad input.  The message is one line: what, where, what to do next."""
 
 
-#: Statuses that are no failure of the run: no package; not for this device, dtype or shape.
+#: Statuses of a loss that cannot run here: its package is missing, or it does not support the
+#: device, dtype or shape.  They are no failure of the run.
 NOT_RUNNABLE = ("missing", "unsupported")
 
 
 class NotRunnable(Exception):
-    """Raised where an implementation cannot run.  The message is the reason shown in its row;
-    status: one above."""
+    """Raised where an implementation cannot run.
+
+    The message is the reason that its row shows; status: one of NOT_RUNNABLE."""
 
     def __init__(self, status: str, reason: str):
         super().__init__(reason)
@@ -39,11 +44,12 @@ class NotRunnable(Exception):
 
 
 class OutOfMemory(Exception):
-    """Raised where memory did not suffice for a measurement; the message says where."""
+    """Raised when a measurement runs out of memory; the message says where."""
 
 
 class WrongResult(Exception):
-    """Raised where the loss or a gradient is not the oracle's; the message says by how much."""
+    """Raised where a loss or a gradient differs from the float64 reference; the message says by how
+    much."""
 
 
 def say(line: str) -> None:
@@ -51,28 +57,27 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def go_on_with(python: str) -> NoReturn:
-    """Replace this process by the same command under another Python."""
-    os.execv(python, [python, *sys.argv])
-
-
 class Stdout:
-    """Write text to a stream, and remember the error with which it failed, so that no other is
-    taken for it."""
+    """Stand in for sys.stdout, and keep the OSError with which a write or flush failed.
+
+    So `guarded` can tell an error of stdout from one of any other file."""
 
     def __init__(self, stream: TextIO):
         self.stream = stream
         self.failure: OSError | None = None
 
     def write(self, text: str) -> int:
-        return int(self._tried(self.stream.write, text))
+        with self._keeping_failure():
+            return self.stream.write(text)
 
     def flush(self) -> None:
-        self._tried(self.stream.flush)
+        with self._keeping_failure():
+            self.stream.flush()
 
-    def _tried(self, call: Callable[..., Any], *arguments: Any) -> Any:
+    @contextmanager
+    def _keeping_failure(self) -> Iterator[None]:
         try:
-            return call(*arguments)
+            yield
         except OSError as error:
             self.failure = error
             raise
@@ -82,8 +87,9 @@ class Stdout:
 
 
 def safe_streams() -> None:
-    """Let stdout remember its failure, and escape characters that it does not know.  May be called
-    again."""
+    """Replace sys.stdout by a Stdout that escapes characters which its encoding lacks.
+
+    A second call does nothing."""
     if not isinstance(sys.stdout, Stdout):
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -91,13 +97,16 @@ def safe_streams() -> None:
 
 
 def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupted") -> int:
-    """Run the body of the command `program` and return its exit code.
+    """Run the body of a command, and return the exit code of its process.
 
-    A mistake of the user, a full stdout and a lack of memory are one line on stderr and EXIT_USAGE;
-    a closed pipe behind stdout is EXIT_FAILED; Ctrl-C, SIGTERM and SIGHUP print `interrupted`."""
+    A mistake of the user, a full disk behind stdout and a lack of memory print one line on stderr
+    and give EXIT_USAGE.  A closed pipe behind stdout prints nothing and gives EXIT_FAILED.  Ctrl-C,
+    SIGTERM and SIGHUP print `interrupted` and give 128 plus their number.
+
+    program: the name of the command, which begins the line; body: returns an exit code."""
     safe_streams()
     line = ""
-    code = EXIT_USAGE
+    code = EXIT_USAGE  # that of every error below that sets no other
     with _interruptions() as signals:
         try:
             code = body()
@@ -106,17 +115,16 @@ def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupt
             line = interrupted
             code = EXIT_INTERRUPTED
         except UserError as error:
-            line = f"error: {short(plain(str(error)), 4000)}"  # it may quote any file
+            line = f"error: {short(plain(str(error)), LONGEST_ERROR)}"
         except MemoryError:
             line = "error: not enough memory here; free some, or ask for less at once"
         except OSError as error:
             if error is getattr(sys.stdout, "failure", None):
                 drop_stdout()
-                closed = isinstance(error, BrokenPipeError)
-                line = (
-                    "" if closed else f"error: cannot write the output: {error.strerror or error}"
-                )
-                code = EXIT_FAILED if closed else EXIT_USAGE
+                if isinstance(error, BrokenPipeError):
+                    code = EXIT_FAILED
+                else:
+                    line = f"error: cannot write the output: {error.strerror or error}"
             elif isinstance(error, PermissionError) and error.filename is not None:
                 line = plain(
                     f"error: {error.filename}: {error.strerror}; change its mode, or run as its owner"
@@ -125,12 +133,15 @@ def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupt
                 raise
     if line:
         say(f"{program}: {line}")
-    return finished(EXIT_SIGNAL + signals[0] if code == EXIT_INTERRUPTED and signals else code)
+    if code == EXIT_INTERRUPTED and signals:
+        code = EXIT_SIGNAL + signals[0]
+    return flushed(code)
 
 
-def finished(code: int = EXIT_OK) -> int:
-    """Flush stdout and return `code`; drop what cannot be written, since Python would complain
-    about it at its end."""
+def flushed(code: int = EXIT_OK) -> int:
+    """Flush stdout, and return `code`.
+
+    Text that cannot be written is dropped: Python would fail to write it once more as it ends."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -139,18 +150,18 @@ def finished(code: int = EXIT_OK) -> int:
 
 
 def drop_stdout() -> None:
-    """Send stdout, which failed, to the null device: what is still buffered would fail again when
-    Python ends."""
+    """Send stdout to the null device, after a write to it has failed.
+
+    The text in its buffer is written there when Python ends, so it does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
 def _interruptions() -> Iterator[list[int]]:
-    """Let the first of Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt; yield its number in a
-    list.
+    """Let the first of SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt.
 
-    An ignored signal stays ignored.  Later signals must not stop the writing of the results:
-    `timeout` sends two."""
+    Yields a list, which gets the number of that signal.  Later signals do nothing, so that results
+    are still written: `timeout` sends two.  A signal that was ignored before stays ignored."""
     raised: list[int] = []
 
     def interrupt(number: int, _: Any) -> None:
@@ -165,6 +176,6 @@ def _interruptions() -> Iterator[list[int]]:
     try:
         yield raised
     finally:
-        # a repetition must not meet the last moments of this process either
+        # After a first signal, others stay ignored until this process ends.
         for number, handler in handlers.items():
             signal.signal(number, signal.SIG_IGN if raised else handler)

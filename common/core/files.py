@@ -1,8 +1,7 @@
-"""Say where the suite lies and what is wrong with a path that a user gives; read, write and lock
-files.
+"""Say where the suite's files are; check the paths that a user gives; read, write and lock files.
 
-The kernel releases a lock when its holder dies; the package filelock cannot be used: set-up takes a
-lock before any package is installed, and its children inherit it.
+A lock is flock(2), which the kernel releases when its holder dies.  The package filelock is not
+used: set-up takes a lock before any package is installed, and its child processes keep it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
@@ -26,30 +25,30 @@ from rnnt_bench.core.errors import UserError
 
 #: The folder of the package rnnt_bench: common/ in a checkout.
 PACKAGE = Path(__file__).resolve().parents[1]
-#: Whether it is installed: then the scripts of losses lie within it, and the running Python alone
-#: measures.
+#: Whether the suite is installed with pip.  Then the scripts of losses are inside the package, and
+#: losses are measured only in the running Python.
 INSTALLED = (PACKAGE / "scripts").is_dir()
 #: The folder that holds the scripts and what they read.
 ROOT = PACKAGE / "scripts" if INSTALLED else PACKAGE.parent
 _CACHE_HOME = os.environ.get("XDG_CACHE_HOME", "")
-#: The user's cache.  By its specification a relative variable is as if it were not set.
+#: The suite's folder in the user's cache.  The XDG specification says to ignore a relative path.
 _USER_CACHE = (
     Path(_CACHE_HOME if os.path.isabs(_CACHE_HOME) else os.path.expanduser("~/.cache"))
     / "rnnt-bench"
 )
-#: Where compiled losses are kept.
+#: Folder of compiled losses.
 CACHE = _USER_CACHE / "losses"
-#: Where kernels are kept, and results without --log-dir: an installed suite writes nothing beside
-#: itself.
+#: Folder of compiled kernels.
 BUILD = _USER_CACHE if INSTALLED else ROOT / ".build"
+#: Folder of results without --log-dir.  An installed suite writes nothing beside its own code.
 LOG = Path("log") if INSTALLED else ROOT / "log"
-#: Folders of the package whose code changes no measurement, and that of the adapters, which a job
-#: notes.
+#: Folders of the package that `code_digest` leaves out: the first four change no measurement;
+#: scripts has the adapters, whose digests the records of jobs have.
 _NOT_MEASURING = {"analysis", "cli", "present", "show", "scripts"}
 
 
 def digest(*paths: Path) -> str:
-    """Return a digest of the bytes of files.  Raises OSError."""
+    """Return the first 12 hex digits of the SHA-256 of some files' bytes.  Raises OSError."""
     content = hashlib.sha256()
     for path in paths:
         content.update(path.read_bytes())
@@ -57,8 +56,8 @@ def digest(*paths: Path) -> str:
 
 
 @cache
-def code() -> str:
-    """Return a digest of the suite's code that measures, but for the adapters'."""
+def code_digest() -> str:
+    """Return the digest of the suite's code that can change a measurement, without adapters."""
     modules = [
         path
         for path in PACKAGE.rglob("*.py")
@@ -67,50 +66,66 @@ def code() -> str:
     return digest(*sorted([*modules, *(ROOT / "fused_transducer" / "csrc").glob("*")]))
 
 
-def _why_not(kind: str, fits: Callable[[int], bool], needed: int, path: str | Path) -> str:
-    """Return why a path is none of the kind or cannot be read ("no such file", "Permission
-    denied"); "" if it can."""
+def not_a_file(path: str | Path) -> str:
+    """Return why a path is no readable file, such as "no such file"; "" if it is one."""
+    return _problem(path, "file", stat.S_ISREG)
+
+
+def not_a_folder(path: str | Path) -> str:
+    """Return why a path is no readable folder, such as "no such folder"; "" if it is one."""
+    return _problem(path, "folder", stat.S_ISDIR, os.R_OK | os.X_OK)
+
+
+def not_a_file_or_folder(path: str | Path) -> str:
+    """Return why a path is neither a readable file nor a folder; "" if it is one of them."""
+    return _problem(path, "file or folder", lambda mode: stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _problem(
+    path: str | Path, noun: str, is_wanted: Callable[[int], bool], access: int = os.R_OK
+) -> str:
+    """Return why a path is not what it should be, or cannot be read; "" if all is well.
+
+    Args:
+        noun: what it should be, for the message.
+        is_wanted: whether a mode of os.stat is of such a path.
+        access: the permissions that are needed, as os.access takes them."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        return "a link that leads nowhere" if os.path.islink(path) else f"no such {kind}"
-    # too long, a loop of links, a folder above it that is closed; a zero byte
+        return "a link that leads nowhere" if os.path.islink(path) else f"no such {noun}"
+    # The path is too long, a loop of links, in a closed folder (OSError), or has a zero byte.
     except (OSError, ValueError) as error:
         return str(getattr(error, "strerror", None) or error)
-    if not fits(mode):
-        return f"not a {kind}"
-    return "" if os.access(path, needed) else os.strerror(errno.EACCES)
+    if not is_wanted(mode):
+        return f"not a {noun}"
+    return "" if os.access(path, access) else os.strerror(errno.EACCES)
 
 
-not_a_file = partial(_why_not, "file", stat.S_ISREG, os.R_OK)
-not_a_folder = partial(_why_not, "folder", stat.S_ISDIR, os.R_OK | os.X_OK)
-not_there = partial(
-    _why_not, "file or folder", lambda mode: stat.S_ISREG(mode) or stat.S_ISDIR(mode), os.R_OK
-)
-
-
+#: Folders of special files, which are written to and not replaced.
 _DEVICES = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
 #: The content of a file: text, bytes, or a function that writes to the stream that it is given.
 Content = str | bytes | Callable[[BinaryIO], None]
-#: Bytes of the largest file that is held in memory as a whole.
+#: Bytes of the largest file that is read as a whole.
 LARGEST = 2**30
 
-#: The writer of a file that nobody holds counts as killed when the file is older.
+#: A temporary file that is older than this and not locked is removed: its writer was killed.
 LEFT_SECONDS = 60.0
 
-#: Folder for temporary files of this process, whose owner removes it, however we end; None: the
-#: system's.
+#: Folder for the temporary files of this process; None for the system's.  The process that set it
+#: removes it, also after this one was killed.
 scratch: Path | None = None
 
 
 def scratch_folder() -> TemporaryDirectory[str]:
-    """Return a temporary folder, which a `with` block removes at its end."""
+    """Return a temporary folder in `scratch`, which a `with` block removes at its end."""
     return TemporaryDirectory(dir=scratch)
 
 
 def open_file(path: str | Path) -> BinaryIO:
-    """Open a regular file to read its bytes.  Raises OSError, also for a pipe or a device, which
-    may never end."""
+    """Open a regular file to read its bytes.
+
+    Raises OSError, also for a pipe or a device: reading one may never end."""
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         stream.close()
@@ -119,8 +134,7 @@ def open_file(path: str | Path) -> BinaryIO:
 
 
 def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
-    """Return the bytes of a regular file.  Raises OSError as `open_file` does, and for more than
-    `largest` bytes."""
+    """Return the bytes of a regular file.  Raises OSError, also for more than `largest` bytes."""
     with open_file(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > largest:
@@ -131,7 +145,9 @@ def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
 
 
 def read_text(path: Path, largest: int = LARGEST) -> str:
-    """Return the text of a regular file in UTF-8 of at most `largest` bytes.  Raises UserError."""
+    """Return the text of a regular file in UTF-8.
+
+    Raises UserError for what cannot be read, and for more than `largest` bytes."""
     reason = not_a_file(path)
     try:
         if not reason:
@@ -142,32 +158,35 @@ def read_text(path: Path, largest: int = LARGEST) -> str:
 
 
 def cannot_write(path: Path, error: OSError, advice: str) -> str:
-    """Return the error message for a file that cannot be written.  advice: what to do next."""
-    reason = (
-        "it is a link, or below one that leads nowhere"
-        if error.errno == errno.ELOOP
-        else error.strerror or error
-    )
+    """Return the message of an error that a write to `path` raised.  advice: what to do next."""
+    if error.errno == errno.ELOOP:
+        reason = "it is a link, or below one that leads nowhere"
+    else:
+        reason = error.strerror or str(error)
     return f"cannot write {path}: {reason}; {advice}"
 
 
 def refusal(path: Path) -> str:
-    """Return why what lies in a file or folder must not be run, as others may have written it; ""
-    where it may."""
+    """Return why the code in a file or folder must not be run; "" where it may be run.
+
+    It must not where another user than root owns it or can write to it.  Raises OSError."""
     status = path.stat()
     if status.st_uid not in (os.getuid(), 0):
         return f"{path} belongs to another user (number {status.st_uid})"
-    return f"others can write to {path}" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others can write to {path}"
+    return ""
 
 
 def another(flag: str, what: str = "file") -> str:
-    """Return the advice where a flag names what is written."""
+    """Return advice for a path that a flag gave: "name another file with --output"."""
     return f"name another {what} with {flag}"
 
 
 def make_folder(folder: Path, advice: str) -> None:
-    """Make a folder and those above it, unless it is there.  Raises UserError.  advice: see
-    `cannot_write`."""
+    """Make a folder and those above it, unless it is there.
+
+    Raises UserError, whose message ends with `advice`: what to do next."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -175,67 +194,75 @@ def make_folder(folder: Path, advice: str) -> None:
 
 
 def write_whole(advice: str, *contents: tuple[Path, Content]) -> None:
-    """Write each (path, content) to a new file beside it, then rename all: a reader, or a full
-    disk, meets the old ones or the new.  A link is replaced; a pipe or /dev/stdout is written to.
-    Raises UserError with `advice`."""
+    """Write (path, content) pairs so that a reader never meets a half-written file.
+
+    Each content goes to a temporary file beside its path; when all are written, they are renamed.
+    After an error, such as a full disk, the old files are still there.  A link is replaced; a pipe
+    or a device, such as /dev/stdout, is written to.  Raises UserError with `advice`."""
     path = Path()
+    temporaries: dict[Path, Path] = {}  # temporary file -> path
     with ExitStack() as stack:
-        new: list[tuple[Path, Path]] = []
         try:
             for path, content in contents:
                 in_place = path.parent in _DEVICES or (path.exists() and not path.is_file())
-                stream = stack.enter_context(open(path, "wb") if in_place else _beside(path))
-                new += [] if in_place else [(Path(stream.name), path)]
-                if callable(content):
-                    content(stream)
-                else:
-                    stream.write(
-                        content.encode("utf-8", "backslashreplace")
-                        if isinstance(content, str)
-                        else content
-                    )
-                stream.flush()
+                stream = stack.enter_context(open(path, "wb") if in_place else _open_beside(path))
+                if not in_place:
+                    temporaries[Path(stream.name)] = path
+                _write(content, stream)
                 if not in_place:
                     os.fsync(stream.fileno())
-            for temporary, path in new:
+            for temporary, path in temporaries.items():
                 os.replace(temporary, path)
         except OSError as error:
             raise UserError(cannot_write(path, error, advice)) from error
         finally:
-            for temporary, _ in new:
+            for temporary in temporaries:
                 with suppress(OSError):  # it was renamed
                     temporary.unlink()
 
 
-def _beside(path: Path) -> BinaryIO:
-    """Open a new file beside `path`, locked as long as it is open; remove those whose writers were
-    killed."""
+def _write(content: Content, stream: BinaryIO) -> None:
+    if callable(content):
+        content(stream)
+    elif isinstance(content, str):
+        stream.write(content.encode("utf-8", "backslashreplace"))
+    else:
+        stream.write(content)
+    stream.flush()
+
+
+def _open_beside(path: Path) -> BinaryIO:
+    """Open a new temporary file in the folder of `path`, which is locked until it is closed.
+
+    Temporary files of writers that were killed are removed first."""
     for other in path.parent.glob(f".rnnt-bench-{'[0-9a-f]' * 12}.tmp"):
-        with suppress(OSError), open(other, "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A newer one may be about to be locked.
+        with suppress(OSError), open(other, "rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The writer of a new file may not have locked it yet.
             if time.time() - other.stat().st_mtime > LEFT_SECONDS:
                 other.unlink()
-    stream = open(path.with_name(f".rnnt-bench-{secrets.token_hex(6)}.tmp"), "xb")
-    with suppress(OSError):  # no locks here
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return stream
+    new = open(path.with_name(f".rnnt-bench-{secrets.token_hex(6)}.tmp"), "xb")
+    with suppress(OSError):  # some file systems have no locks
+        fcntl.flock(new, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return new
 
 
 class Held(Exception):
-    """Raised where another process has the lock; the message is its process id and computer, or
-    "unknown"."""
+    """Raised where another process has the lock.
+
+    The message is its process id and computer, "1234 on host", or "unknown"."""
 
 
 @contextmanager
 def locked(path: Path, waiting: Callable[[], None]) -> Iterator[int]:
-    """Hold the lock file `path`; call `waiting` once if another process has it.  Yields the
-    descriptor.
+    """Hold the lock file `path`, and yield its descriptor.
 
     A child started with ``pass_fds=(descriptor,)`` keeps the lock as long as it runs, even if its
-    parent is killed."""
+    parent is killed.
+
+    waiting: is called once if another process has the lock, before we wait for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _taken(path, waiting)
+    descriptor = _open_locked(path, waiting)
     try:
         yield descriptor
     finally:
@@ -243,15 +270,14 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[int]:
 
 
 class Claim:
-    """Hold the lock file `path` until `release`, which removes it, or until this process ends.
-    Does not wait.
+    """Hold the lock file `path` from now until `release`, or until this process ends.
 
-    Raises Held, and OSError if the file cannot be made."""
+    Raises Held at once if another process has the lock, and OSError if the file cannot be made."""
 
     def __init__(self, path: Path):
         self.path = path
-        self.descriptor = _taken(path, None)
-        with suppress(OSError):  # a full disk: the lock holds, and its holder is unknown
+        self.descriptor = _open_locked(path, None)
+        with suppress(OSError):  # On a full disk the lock holds, but its holder is unknown.
             os.ftruncate(self.descriptor, 0)
             os.write(self.descriptor, f"{os.getpid()} on {platform.node()}\n".encode())
 
@@ -259,35 +285,42 @@ class Claim:
         """Remove the file and release the lock; a second call does nothing."""
         if self.descriptor >= 0:
             with suppress(OSError):
-                self.path.unlink()  # while it is held, so that it is not another process's file
+                self.path.unlink()  # before the release: then another process may own the file
             os.close(self.descriptor)
             self.descriptor = -1
 
 
-def _taken(path: Path, waiting: Callable[[], None] | None) -> int:
-    """Lock the file, where the file system has locks, and return its descriptor.  Raises Held if
-    `waiting` is None."""
+def _open_locked(path: Path, waiting: Callable[[], None] | None) -> int:
+    """Open the file `path`, made if need be, lock it, and return its descriptor.
+
+    waiting: see `_lock`."""
     while True:
-        # A Claim writes its holder into the file.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if waiting is None:
-                    raise Held(
-                        os.read(descriptor, 200).decode("utf-8", "replace").strip() or "unknown"
-                    ) from None
-                waiting()
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            except OSError:
-                return descriptor
+            _lock(descriptor, waiting)
             with suppress(FileNotFoundError):
                 if os.path.samestat(path.lstat(), os.fstat(descriptor)):
                     return descriptor
         except BaseException:
             os.close(descriptor)
             raise
-        # its holder removed the file (a release, `make clean`): take the new one
+        # The last holder removed the file that we locked (a release, `make clean`): try again.
         os.close(descriptor)
         path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _lock(descriptor: int, waiting: Callable[[], None] | None) -> None:
+    """Lock an open file; do nothing where its file system has no locks.
+
+    waiting: is called once if another process has the lock, before we wait for it; with None, Held
+    is raised instead."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if waiting is None:
+            holder = os.read(descriptor, 200).decode("utf-8", "replace").strip()
+            raise Held(holder or "unknown") from None
+        waiting()
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError:
+        pass

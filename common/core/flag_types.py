@@ -1,4 +1,7 @@
-"""Turn the text of a flag into a value, or raise UserError with what it should have been."""
+"""Parse the texts of flags, as `type` of argparse's add_argument.
+
+Each function takes the text of a flag and returns its value, or raises UserError, whose message
+says what to give instead."""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from rnnt_bench.core.called import command
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.text import closest, short
 
-#: Threads for each CPU that --threads may ask for.
+#: Most threads that --threads may ask for, for each CPU.
 MOST_THREADS = 4
-#: The largest count where a flag has no bound of its own: losses keep sizes in 32 bits.
+#: Largest number of a flag without a bound of its own: losses keep sizes in 32 bits.
 MOST = 2**31 - 1
 
 
@@ -33,7 +36,7 @@ def str2bool(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Whole:
-    """Parse a whole number from `low` to `high`."""
+    """Parse a whole number from `low` to `high`, both included."""
 
     low: int
     high: int = MOST
@@ -49,30 +52,31 @@ class Whole:
         return value
 
 
-whole = Whole
-#: Records keep no larger whole number.
+#: Parses a seed.  Records are JSON, whose numbers are exact up to 2^53.
 seed = Whole(0, 2**53)
 
 
 def threads(text: str) -> int:
-    """Parse a number of threads: at most MOST_THREADS a CPU, since thousands bring the machine to a
-    standstill."""
+    """Parse a number of threads, at most MOST_THREADS for each CPU of this process.
+
+    With thousands of threads a machine hardly responds any more."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Whole(1, MOST_THREADS * cpus)(text)
 
 
-def named(text: str) -> str:
-    """Parse a name; an empty one is an error, since an empty variable of a shell would name the
-    current folder."""
+def name(text: str) -> str:
+    """Parse a name, which must not be empty.
+
+    A shell's empty variable gives an empty text, and as a path that is the current folder."""
     if not text:
         raise UserError("must not be empty: give a name, or leave it out")
     return text
 
 
 def path(text: str) -> Path:
-    """Parse a path.  It has to be UTF-8, as records and pages that name it are."""
+    """Parse a path.  It must be valid UTF-8, like the records and pages that name it."""
     try:
-        named(text).encode()
+        name(text).encode()
     except UnicodeEncodeError:
         raise UserError(
             f"its name is not UTF-8: {os.fsencode(text)!r}; rename it or name another"
@@ -81,7 +85,7 @@ def path(text: str) -> Path:
 
 
 def not_negative(text: str) -> float:
-    """Return a finite number of 0 or more."""
+    """Parse a finite number of 0 or more."""
     with suppress(ValueError):
         if float(text) == 0:  # "0.00", ".0", "-0"
             return 0.0
@@ -89,10 +93,13 @@ def not_negative(text: str) -> float:
 
 
 def durations(text: str) -> str:
-    """Return "0,1,2" of different whole numbers, one of them above 0."""
+    """Parse durations in frames, different whole numbers, and return them as "0,1,2".
+
+    One of them must be above 0: with 0 alone no frame would ever be passed."""
     numbers = split(text)
     frames = [int(number) for number in numbers if number.isdecimal()]
-    if len({*frames}) < len(numbers) or not 0 < max(frames, default=0) <= MOST:
+    are_different = len({*frames}) == len(numbers)  # all of them whole numbers too
+    if not are_different or not 0 < max(frames, default=0) <= MOST:
         raise UserError(
             f"give different whole numbers of frames, 0,1,2,3,4, one of them above 0, not {text!r}"
         )
@@ -100,8 +107,9 @@ def durations(text: str) -> str:
 
 
 def duration(text: str) -> float:
-    """Return the seconds of "90s", "5m" or "1h".  The unit has to be there: 5 could mean
-    minutes."""
+    """Parse "90s", "5m" or "1h", and return seconds.
+
+    The unit is required: 5 alone could mean minutes."""
     seconds = {"s": 1, "m": 60, "h": 3600}
     if text[-1:] not in seconds:
         raise UserError(f"give a time such as 90s, 5m or 1h, with the unit, not {text!r}")
@@ -109,7 +117,7 @@ def duration(text: str) -> float:
 
 
 def worded_duration(seconds: float) -> str:
-    """Return "45 s", "8.5 min" or "2 h" of seconds."""
+    """Return a time as people write it: "45 s", "8.5 min" or "2 h"."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= 1.5 * size:
             return f"{round(seconds / size, 1):g} {unit}"
@@ -117,33 +125,35 @@ def worded_duration(seconds: float) -> str:
 
 
 def percentage(text: str) -> float:
-    """Parse "2%" as a fraction.  The sign has to be there: 0.02 could mean 2% or 0.02%."""
+    """Parse "2%", and return the fraction 0.02.
+
+    The sign is required: 0.02 alone could mean 2% or 0.02%."""
     if not text.endswith("%"):
         raise UserError(f"give a percentage such as 2%, with the sign, not {text!r}")
     return positive(text[:-1]) / 100
 
 
 def preset(text: str) -> str:
-    """Check a size preset, a workload, or both, and return the text: see `parts`."""
-    parts(text)
+    """Check a preset, such as "cpu", "chars" or "cpu,chars", and return it unchanged."""
+    size_and_workload(text)
     return text
 
 
 def memory_size(text: str) -> str:
-    """Check a size such as "4GiB", "500MB" or "80%" (of the device), and return the text."""
-    bytes_of(text, 2**40)
+    """Check a size, such as "4GiB", "500MB" or "80%" of the device, and return it unchanged."""
+    bytes_of(text, device_bytes=2**40)  # any device with room for a byte
     return text
 
 
 def device(text: str) -> str:
-    """Check the name of a device, and return it; "gpu" is "cuda"."""
-    name = re.sub("^gpu(?=$|:)", "cuda", text)
-    if not re.fullmatch("auto|cpu|cuda(:[0-9]{1,4})?", name):
+    """Parse the name of a device: auto, cpu, cuda or cuda:N; "gpu" means "cuda"."""
+    device = re.sub("^gpu(?=$|:)", "cuda", text)  # "gpu", "gpu:1"
+    if not re.fullmatch("auto|cpu|cuda(:[0-9]{1,4})?", device):
         raise UserError(f"give auto, cpu, cuda or cuda:N, not {short(text)!r}")
-    return name
+    return device
 
 
-#: Other names of dtypes, as frameworks have them.
+#: Other names of dtypes, as frameworks use them -> torch's names.
 DTYPE_NAMES = {
     "fp16": "float16",
     "half": "float16",
@@ -156,17 +166,19 @@ DTYPE_NAMES = {
 
 
 def dtype(text: str) -> str:
-    """Return torch's name of a dtype: "float16" for "fp16"."""
-    name = text.strip().lower().replace("torch.", "")
-    return DTYPE_NAMES.get(name, name)
+    """Return torch's name of a dtype: "float16" for "fp16", "half" or "torch.float16"."""
+    dtype = text.strip().lower().replace("torch.", "")
+    return DTYPE_NAMES.get(dtype, dtype)
 
 
-def pair(form: str, empty: bool = False) -> Callable[[str], tuple[str, str]]:
-    """Return the type of KEY=VALUE, which gives both.  form: names them in messages; empty: VALUE
-    may be empty."""
+def key_value(form: str, empty: bool = False) -> Callable[[str], tuple[str, str]]:
+    """Return a parser of "KEY=VALUE", which returns (KEY, VALUE).
+
+    form: how the message of an error writes them, such as "NAME=FILE"; empty: whether VALUE may be
+    empty."""
 
     def parse(text: str) -> tuple[str, str]:
-        key, equals, value = (word.strip() for word in text.partition("="))
+        key, equals, value = (part.strip() for part in text.partition("="))
         if not (equals and key and (value or empty)):
             raise UserError(f"give {form}, not {text!r}")
         return key, value
@@ -175,52 +187,57 @@ def pair(form: str, empty: bool = False) -> Callable[[str], tuple[str, str]]:
 
 
 def split(text: str) -> list[str]:
-    """Return what stands between commas, without empty words."""
-    return [word.strip() for word in text.split(",") if word.strip()]
+    """Return the items of a comma-separated list, without empty ones; "" has none."""
+    return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def words(text: str) -> tuple[str, ...]:
-    """Parse a comma-separated list of anything."""
-    names = tuple(split(text))
-    if not names:
+def names(text: str) -> tuple[str, ...]:
+    """Parse a comma-separated list of one or more names."""
+    items = tuple(split(text))
+    if not items:
         raise UserError(f"give names with commas between them, not {text!r}")
-    return names
+    return items
 
 
 def some_of(
     choices: Sequence[str], everything: Sequence[str] | None = None
 ) -> Callable[[str], tuple[str, ...]]:
-    """Return the type of a comma-separated list out of `choices`, in their order; "all", "both":
-    `everything`."""
+    """Return a parser of a comma-separated list of some of `choices`, which it returns in their
+    order.
+
+    everything: what the texts "all" and "both" stand for; None for `choices`."""
 
     def parse(text: str) -> tuple[str, ...]:
-        names = split(text)
-        if names in (["all"], ["both"]):
+        items = split(text)
+        if items in (["all"], ["both"]):
             return tuple(choices if everything is None else everything)
-        wrong = next((name for name in names if name not in choices), "")
-        if wrong or not names:
-            guess = closest(wrong, choices)  # first: the list may be long
-            raise UserError(
-                f"{text!r}{guess}{' ' if guess else ': '}Give some of {', '.join(choices)}"
-            )
-        return tuple(choice for choice in choices if choice in names)
+        wrong = next((item for item in items if item not in choices), "")
+        if wrong or not items:
+            guess = closest(wrong, choices) or ":"  # before the choices, which may be many
+            raise UserError(f"{text!r}{guess} Give some of {', '.join(choices)}")
+        return tuple(choice for choice in choices if choice in items)
 
     return parse
 
 
-#: The largest size that records keep.
+#: Largest size in bytes.  Records are JSON, whose numbers are exact up to 2^53.
 MOST_BYTES = 2**53
 
-#: Bytes of each unit that a size may have.
+#: Units of sizes in bytes.
 SIZE_UNITS = {
-    f"{letter}{end}": base**power
-    for end, base in (("ib", 1024), ("b", 1000))
-    for power, letter in enumerate("kmgt", 1)
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
 }
 
 
 def positive(text: str) -> float:
-    """Return the number above 0 in a text.  Raises UserError."""
+    """Parse a finite number above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -231,7 +248,7 @@ def positive(text: str) -> float:
 
 
 def bytes_of(text: str, device_bytes: int) -> int:
-    """Return the bytes of "4GiB", "500MB" or "80%" (of `device_bytes`).  Raises UserError."""
+    """Parse a size, such as "4GiB", "500MB" or "80%" (of `device_bytes`), and return bytes."""
     number = text.rstrip("%" + string.ascii_letters + " ")
     unit = text[len(number) :].strip().lower()
     units = {**SIZE_UNITS, "%": device_bytes / 100}
@@ -245,6 +262,7 @@ def bytes_of(text: str, device_bytes: int) -> int:
     return int(value * units[unit])
 
 
+#: Sizes of a run, which --preset takes, and what --help says of them.
 SIZES = {
     "full": "batches of 30 utterances (or 10,000 frames when sorted), some 80 in all",
     "cpu": "sized for a CPU, with real shapes and vocabulary but batches of 2 utterances (or 1,000 frames when "
@@ -252,11 +270,13 @@ SIZES = {
     "quick": "a smoke run with a small joiner and vocabulary and one round; a quarter of a minute for each "
     "implementation, most of it start-up; its times are too noisy to compare",
 }
-#: The token scales are estimates, from 38 LibriSpeech utterances (299 s, in lhotse's tests) that
-#: have 4211 characters, spaces included: 0.567 per frame at x4, while shape_info.pt has 0.213
-#: BPE-500 tokens per frame, 2.66 times less. BPE models trained on other English books (1.1 million
-#: words of Project Gutenberg) give the same 38 transcripts 1600 tokens at 500 symbols (0.215 per
-#: frame, as shape_info.pt) and 1057 at 4096, 0.66 times as many.
+#: Workloads, which --preset takes, and what --help says of them.
+#:
+#: Their numbers of tokens are estimates, from 38 LibriSpeech utterances (299 s, in lhotse's tests).
+#: These have 4211 characters, spaces included: 0.567 per frame at x4.  shape_info.pt has 0.213
+#: BPE-500 tokens per frame, which is 2.66 times less.  BPE models trained on other English books
+#: (1.1 million words of Project Gutenberg) give the 38 transcripts 1600 tokens at 500 symbols (0.215
+#: per frame, as shape_info.pt) and 1057 at 4096, which is 0.66 times as many.
 WORKLOADS = {
     "bpe500": "the shape file as it is (V 500; 50 with quick)",
     "bpe4096-x8": "a large vocabulary behind a strong front end: V 4096, x8 frames, 0.66 times the tokens",
@@ -269,28 +289,30 @@ ESTIMATE = (
 )
 
 
-def parts(text: str) -> tuple[str, str]:
-    """Return (size or "", workload) of "cpu", "chars", "cpu,chars" or "chars,cpu".  Raises
-    UserError."""
-    # its name in old runs
-    words = ["full" if word.strip() == "seed" else word.strip() for word in text.split(",")]
-    sizes = [word for word in words if word in SIZES]
-    workloads = [word for word in words if word in WORKLOADS]
-    if len(sizes) > 1 or len(workloads) > 1 or len(sizes) + len(workloads) != len(words):
-        wrong = next((word for word in words if word not in (*sizes, *workloads)), "")
+def size_and_workload(preset: str) -> tuple[str, str]:
+    """Parse a preset, such as "cpu", "chars", "cpu,chars" or "chars,cpu".
+
+    Returns (size, workload): a size of SIZES, or "" if none is named; a workload of WORKLOADS,
+    DEFAULT_WORKLOAD if none is named."""
+    items = [item.strip() for item in preset.split(",")]
+    items = ["full" if item == "seed" else item for item in items]  # its name in old records
+    sizes = [item for item in items if item in SIZES]
+    workloads = [item for item in items if item in WORKLOADS]
+    if len(sizes) > 1 or len(workloads) > 1 or len(sizes) + len(workloads) != len(items):
+        wrong = next((item for item in items if item not in (*sizes, *workloads)), "")
         raise UserError(
-            f"give a size ({', '.join(SIZES)}), a workload ({', '.join(WORKLOADS)}), or both (cpu,chars), not {text!r}"
-            f"{closest(wrong, (*SIZES, *WORKLOADS))}"
+            f"give a size ({', '.join(SIZES)}), a workload ({', '.join(WORKLOADS)}), or both (cpu,chars), "
+            f"not {preset!r}{closest(wrong, (*SIZES, *WORKLOADS))}"
         )
     return "".join(sizes), "".join(workloads) or DEFAULT_WORKLOAD
 
 
-def listed(noun: str, texts: Mapping[str, str]) -> str:
-    """Return a sentence for each size or workload, for --help: "Size full: ..."."""
+def help_of(noun: str, texts: Mapping[str, str]) -> str:
+    """Return what --help says of all sizes or all workloads: "Size full: ... . Size cpu: ... ."."""
     return " ".join(f"{noun} {name}: {text}." for name, text in texts.items())
 
 
-def note(preset: str) -> str:
-    """Describe the preset of resolved settings in one line."""
-    size, workload = parts(preset)
+def described_preset(preset: str) -> str:
+    """Describe a preset with a size, such as "cpu,chars", in one line."""
+    size, workload = size_and_workload(preset)
     return SIZES[size] if workload == DEFAULT_WORKLOAD else f"{SIZES[size]}; {WORKLOADS[workload]}"

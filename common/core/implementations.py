@@ -1,9 +1,8 @@
-"""Hold the table of implementations, one line each, and import the scripts that hold their
-adapters.
+"""Hold the table of implementations, and import the scripts that hold their adapters.
 
-Adding one = one losses/benchmark_<x>.py and a line.  A copy of benchmark_mine.py, wherever it is,
-is an implementation of its own.  No torch and no loss is imported here, unless a user's script does
-at its top.
+An implementation is a loss as one package has it.  To add one, write losses/benchmark_<name>.py,
+with a class ADAPTER, and a row of IMPLEMENTATIONS.  A copy of benchmark_mine.py in any folder needs
+no row.  Torch and the losses are not imported here, unless a user's script does so at its top.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from typing import Any
 from rnnt_bench.core.errors import NotRunnable, UserError
 from rnnt_bench.core.files import ROOT, not_a_file
 
-#: Lattices other than that of Graves 2012, in words; rnnt_bench.losses.topologies has their arcs.
+#: Lattices other than that of Graves 2012 -> their description.  Their arcs are in
+#: rnnt_bench.losses.topologies.
 LATTICES = {
     "modified": "one symbol a frame",
     "modified-last-blank": "one symbol a frame, the last a blank",
@@ -34,10 +34,10 @@ LATTICES = {
     "delay-penalty": "late targets cost more",
     "windowed": "each target within a window of frames",
 }
-#: The frames of the columns that the joiner of a lattice has behind the V symbols, as papers use
-#: them.
+#: Lattice -> the durations in frames, as its paper has them.  The joiner has a column for each,
+#: behind those of the V symbols.
 DURATIONS = {"tdt": (0, 1, 2, 3, 4), "multi-blank": (2, 4, 8)}
-#: The lattices in which a frame has at most one symbol, so that a path meets fewer cells.
+#: Lattices in which a frame has at most one symbol.
 ONE_SYMBOL = ("modified", "modified-last-blank", "constrained")
 #: The lattices that fused_transducer takes: a new one has no such row before the package has it.
 OF_FUSED = (
@@ -50,45 +50,55 @@ OF_FUSED = (
     "delay-penalty",
     "windowed",
 )
-#: A variant of every exact loss that takes logits, and its kind: given the logits of an utterance
-#: at a time it needs less memory and more time (rnnt_bench.losses.layouts.ByUtterance).
+#: Name and kind of a variant of every exact loss that takes logits.  It gets the logits of one
+#: utterance at a time (losses.layouts.ByUtterance), which takes less memory and more time.
 BY_UTTERANCE = "by-utterance"
-#: Kinds of losses, in the order of the tables; losses of different kinds are never ranked against
-#: each other.
+#: Kinds of losses, in the order of the tables.  Losses of different kinds are not ranked together.
 KINDS = ("exact", BY_UTTERANCE, *LATTICES, "pruned")
-#: Conditions of controls, which tell what a ratio is made of (Implementation.controls): another
-#: torch than most losses have; torch's matrix products at the processor's rate, by a preloaded
-#: library that makes MKL take the path that it takes on Intel's processors. The second is a word
-#: behind @, beside the names of environments.
-OTHER_TORCH, FAST_MKL = "other torch", "fast-mkl"
-#: The kind of a loss by the layout that it takes (losses.layouts); on another lattice that of an
-#: exact one is its name.
+#: Conditions under which a loss is measured once more (Implementation.controls), to tell how much
+#: of a ratio comes from the condition.  OTHER_TORCH: in an environment with another torch, such as
+#: "fast_rnnt@k2".
+OTHER_TORCH = "other torch"
+#: With a preloaded library that makes MKL use its fast path for Intel's processors on any
+#: processor, such as "fused@fast-mkl".
+FAST_MKL = "fast-mkl"
+#: Layout of the logits that a loss takes (losses.layouts) -> its kind.  An "exact" one on another
+#: lattice has the name of that lattice as its kind.
 LAYOUTS = {"padded": "exact", "packed": "exact", "joint": "exact", "pruned": "pruned"}
 
 
 def durations_of(kind: str, chosen: str | None = None) -> tuple[int, ...]:
-    """Return the frames of the columns behind the V symbols of a kind of loss.  chosen: as
-    --durations has them."""
+    """Return the durations in frames that the joiner of a kind of loss has columns for.
+
+    chosen: the text of --durations, "0,1,2"; None for those of DURATIONS.  A kind without durations
+    has none either way."""
     usual = DURATIONS.get(kind, ())
-    return tuple(map(int, chosen.split(","))) if usual and chosen is not None else usual
+    if not usual or chosen is None:
+        return usual
+    return tuple(map(int, chosen.split(",")))
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """Describe one loss of the table.
+    """Describe one row of the table: a loss, a variant of it, or either under a condition.
 
     Args:
+        name: "k2", "k2:modified" for a variant, "fast_rnnt@k2" under a condition.
         script: the module that holds its ADAPTER, or the path of such a file.
+        environment: the environment of `make setup` that it runs in.
+        package: the Python package that has the loss.
         built: whether the suite can build the package from source where it is not installed.
-        variants: other ways to call it, each with its kind; the adapter has what they set.  An
-            exact loss that takes logits has BY_UTTERANCE beside.
-        takes_logits: whether it takes logits, which can be made an utterance at a time.
-        by_utterance: whether the default run measures that variant too.
-        template: whether benchmark_all.py leaves it out unless it is named.
-        controls: conditions under which the default run measures it too, where the machine or
-            another loss of its kind gives cause.
-        condition: what is behind the @ of its name: an environment that is not its own, or
-          FAST_MKL."""
+        kind: one of KINDS.
+        variants: name -> kind of other ways to call it; ADAPTER.variants has what they set.  An
+            exact loss that takes logits has the variant BY_UTTERANCE too.
+        variant: the variant that this row is; "" for none.
+        takes_logits: whether it takes logits; else it takes encoder and decoder outputs.
+        by_utterance: whether a run without --only measures its variant BY_UTTERANCE too.
+        template: whether a run measures it only if it is named.
+        controls: conditions under which a run without --only measures it too, if they make a
+            difference here (setup.interpreters.controls).
+        condition: the text behind the @ of its name, which is FAST_MKL or an environment that is
+            not its own; "" for none."""
 
     name: str
     script: str
@@ -115,44 +125,49 @@ class Implementation:
 
     @property
     def folder(self) -> str:
-        """Return its part of the name of a log folder: "fast_rnnt-modified-at-k2" for
-        "fast_rnnt:modified@k2"."""
+        """Return its name as a log folder has it: "fast_rnnt-modified-at-k2"."""
         return self.name.replace(":", "-").replace("@", "-at-")
 
     def of_variant(self, variant: str) -> Implementation:
-        """Return one of its variants as an implementation: "k2:modified".  Raises UserError."""
+        """Return the row of one of its variants, such as "k2:modified".  Raises UserError."""
         kinds = dict(self.variants)
-        if self.kind == "exact" and self.takes_logits and not (self.variant or self.placed):
+        if self.kind == "exact" and self.takes_logits and not self.variant:
             kinds[BY_UTTERANCE] = BY_UTTERANCE
         if variant not in kinds:
             raise UserError(
                 f"{self.name} has no variant {variant!r}; its variants: {', '.join(kinds) or 'none'}"
             )
-        named = replace(
-            self, name=f"{self.name}:{variant}", kind=kinds[variant], variants={}, variant=variant
+        # BY_UTTERANCE is measured for its memory, which no condition changes.
+        controls = () if variant == BY_UTTERANCE else self.controls
+        return replace(
+            self,
+            name=f"{self.name}:{variant}",
+            kind=kinds[variant],
+            variants={},
+            variant=variant,
+            controls=controls,
         )
-        # By utterance it is measured for its memory, which no control changes.
-        return replace(named, controls=()) if variant == BY_UTTERANCE else named
 
     @property
-    def placed(self) -> bool:
-        """Tell whether it is to run in an environment that is not its own."""
+    def in_other_environment(self) -> bool:
+        """Tell whether it runs in an environment that is not its own, as "fast_rnnt@k2"."""
         return self.condition not in ("", FAST_MKL)
 
     @property
     def same_as(self) -> str:
-        """Return the name of the row whose code this one is, under another condition or an
-        utterance at a time.
+        """Return the name of the row that runs the same code; "" where there is none.
 
-        "" for a row of its own, such as one of an environment that may have another version of the
-        package."""
-        whole = self.name.partition("@")[0].removesuffix(f":{BY_UTTERANCE}")
-        is_other = self.placed and OTHER_TORCH not in self.controls
-        return "" if whole == self.name or is_other else whole
+        "fused" is that of "fused@fast-mkl" and "k2" that of "k2:by-utterance".  A row in another
+        environment has one only if OTHER_TORCH is a control of the loss: else the environment may
+        have another version of its package."""
+        base = self.name.partition("@")[0].removesuffix(f":{BY_UTTERANCE}")
+        may_differ = self.in_other_environment and OTHER_TORCH not in self.controls
+        return "" if base == self.name or may_differ else base
 
     def under(self, condition: str) -> Implementation:
-        """Return the implementation under the torch of another environment, "fast_rnnt@k2", or
-        under FAST_MKL, as "fused@fast-mkl".  Raises UserError."""
+        """Return its row under a condition: FAST_MKL, or the name of an environment to run in.
+
+        For its own environment that is the row itself.  Raises UserError for another word."""
         conditions = (*environments(), FAST_MKL)
         if condition not in conditions:
             raise UserError(
@@ -165,7 +180,7 @@ class Implementation:
         return replace(self, name=name, environment=environment, variants={}, condition=condition)
 
 
-#: Variants of the full losses of k2 and of fast_rnnt, from which k2's was made.
+#: Variants of the unpruned loss of k2 and of fast_rnnt, from which k2's was made.
 K2_VARIANTS = {name: name for name in ("modified", "constrained", "delay-penalty", "hat")}
 
 HAT = {"hat": "hat"}
@@ -283,13 +298,14 @@ IMPLEMENTATIONS = (
     ),
 )
 
-#: The implementations of the table, and those that are loaded from other files.
+#: Name -> implementation, of the table and of the files that this process has loaded.
 BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
 
 
 def find(name: str) -> Implementation:
-    """Return the implementation of NAME, NAME:VARIANT, either with @CONDITION behind it.  Raises
-    UserError."""
+    """Return the row of "k2", "k2:modified", "fast_rnnt@k2" or "fast_rnnt:modified@k2".
+
+    Raises UserError for a name, variant or condition that is not there."""
     row, at, condition = name.partition("@")
     base, _, variant = row.partition(":")
     if base not in BY_NAME:
@@ -299,12 +315,12 @@ def find(name: str) -> Implementation:
 
 
 def environments() -> tuple[str, ...]:
-    """Return the environments that hold an implementation."""
+    """Return the names of the environments that have an implementation."""
     return tuple(dict.fromkeys(implementation.environment for implementation in IMPLEMENTATIONS))
 
 
 def with_variants() -> list[Implementation]:
-    """Return every implementation, each followed by its variants but BY_UTTERANCE."""
+    """Return every implementation, each followed by its variants.  BY_UTTERANCE is left out."""
     rows: list[Implementation] = []
     for implementation in BY_NAME.values():
         rows += [implementation, *map(implementation.of_variant, implementation.variants)]
@@ -313,26 +329,28 @@ def with_variants() -> list[Implementation]:
 
 @dataclass(frozen=True)
 class Attributes:
-    """Hold the attributes of the class ADAPTER of a script, with their defaults."""
+    """Hold those attributes of a script's ADAPTER that are read without its loss, with defaults.
 
-    name: Any = ""  # a text, if the script is right
+    They may be a user's, so `_add_row` checks `name` and `variants`."""
+
+    name: Any = ""  # str
     hint: str = ""
     layout: str = "padded"
     topology: str = "regular"
-    # {name: {attribute: value}}, if the script is right
-    variants: Any = field(default_factory=dict)
+    variants: Any = field(default_factory=dict)  # {name: {attribute: value}}
     simulator: Mapping[str, str] = field(default_factory=dict)
     devices: Sequence[str] = ("cpu", "cuda")
     python_loops: Sequence[str] = ()
 
     def of_variant(self, variant: str) -> Attributes:
-        """Return the attributes of a variant; "" for the script itself."""
+        """Return the attributes of a variant; for "" those of the script itself."""
         changed = self.variants.get(variant, {})
         return replace(self, **{key: value for key, value in changed.items() if key in vars(self)})
 
     def kind(self, name: str) -> str:
-        """Return one of KINDS, of the whole batch.  Raises UserError, which names the
-        implementation `name`, for an unknown layout."""
+        """Return the kind of the loss, one of KINDS.
+
+        Raises UserError for an unknown layout.  name: the implementation, for that message."""
         if self.layout not in LAYOUTS:
             raise UserError(
                 f"{name}: layout = {self.layout!r} is none; choose one of {', '.join(LAYOUTS)}"
@@ -342,13 +360,16 @@ class Attributes:
 
 
 def load(script: str) -> Any:
-    """Return the ADAPTER of a script (Implementation.script); that of a file is in the table of
-    this process from then.
+    """Return the class ADAPTER of a script, which is imported.
 
-    Raises what importing it raises, NotRunnable for a module that it lacks, UserError for a file
-    that is no row."""
+    A script that is a file gets a row in the table of this process.  Raises NotRunnable for a file
+    that imports a missing module, UserError for a file that cannot be a row, and else what the
+    import raises.
+
+    script: as in Implementation, a module or the path of a file."""
     if not script.endswith(".py"):
-        if str(ROOT) not in sys.path:  # a script of losses/, or an installed command, was started
+        # It is there already unless a script of losses/ or an installed command was started.
+        if str(ROOT) not in sys.path:
             sys.path.append(str(ROOT))
         return importlib.import_module(script).ADAPTER
     try:
@@ -357,28 +378,26 @@ def load(script: str) -> Any:
         raise NotRunnable(
             "missing", f"{script} needs {error.name}, which {sys.executable} does not have"
         ) from error
-    adapter.name = _row(Path(script), _attributes(adapter)).name
+    adapter.name = _add_row(Path(script), _attributes(adapter)).name
     return adapter
 
 
 def of_file(file: str) -> Implementation:
-    """Return the implementation that the script `file` measures: its line of the table, or else a
-    row of its own.
+    """Return the row of the script at the path `file`; a script that has none gets one.
 
-    Raises UserError for a file that cannot be read, holds no adapter, or takes another script's
-    name."""
+    Raises UserError for a file that cannot be read, has no ADAPTER, or has the name of another
+    script."""
     path = Path(os.path.abspath(file))
     for implementation in BY_NAME.values():
         if file_of(implementation) == Path(os.path.realpath(path)):
             return implementation
     if problem := not_a_file(path):
         raise UserError(f"{file}: {problem}; give a copy of benchmark_mine.py")
-    return _row(path, _attributes_of_file(path))
+    return _add_row(path, _attributes_of_file(path))
 
 
-def described(implementation: Implementation) -> Attributes:
-    """Return the attributes of its ADAPTER; the defaults where its script cannot be imported
-    here."""
+def attributes_of(implementation: Implementation) -> Attributes:
+    """Return the attributes of its ADAPTER; the defaults where a user's file cannot be imported."""
     if implementation.script.endswith(".py"):
         return _attributes_of_file(Path(implementation.script))
     return _attributes(load(implementation.script))
@@ -386,10 +405,10 @@ def described(implementation: Implementation) -> Attributes:
 
 @cache
 def _attributes_of_file(path: Path) -> Attributes:
-    """Return the attributes of the ADAPTER in a file; the defaults where it cannot be imported: its
-    row says why.
+    """Return the attributes of the ADAPTER in a file.
 
-    Raises UserError for a file that is no Python or holds no ADAPTER."""
+    Returns the defaults where the import fails: the row of the loss shows why when it is measured.
+    Raises UserError for a file that is no Python or has no ADAPTER."""
     search = list(sys.path)
     try:
         with redirect_stdout(sys.stderr):
@@ -408,36 +427,22 @@ def _attributes_of_file(path: Path) -> Attributes:
 
 
 def _attributes(adapter: Any) -> Attributes:
-    """Return the attributes of an adapter, with defaults for those that it lacks."""
+    """Return the attributes of the class `adapter`, with defaults for those that it lacks."""
     return Attributes(
         **{key: getattr(adapter, key, default) for key, default in vars(Attributes()).items()}
     )
 
 
-def _row(path: Path, attributes: Attributes) -> Implementation:
-    """Return the row of a file whose adapter has these attributes, and add it to the table of this
-    process.
+def _add_row(path: Path, attributes: Attributes) -> Implementation:
+    """Add the row of a file, whose ADAPTER has these attributes, to BY_NAME, and return it.
 
-    Its name is the adapter's; where that says none or still the template's, the file's:
-    benchmark_flash.py is "flash". Raises UserError for a name that belongs to another script, or
-    would not do in a flag or as a folder."""
+    Raises UserError for wrong variants, and for a name that `_name` refuses."""
     variants = attributes.variants
     if not isinstance(variants, Mapping) or not all(
         isinstance(changed, Mapping) for changed in variants.values()
     ):
         raise UserError(f"{path}: variants = {variants!r}: give {{name: {{attribute: value}}}}")
-    name = attributes.name
-    if not name or any(row.template and row.name == name for row in IMPLEMENTATIONS):
-        name = path.stem.removeprefix("benchmark_")
-    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
-        raise UserError(
-            f"{path}: its name is {name!r}; give it one of letters, digits, '_', '.' and '-'"
-        )
-    owner = BY_NAME.get(name)
-    if owner is not None and file_of(owner) != Path(os.path.realpath(path)):
-        raise UserError(
-            f"{path}: its name {name!r} is that of {file_of(owner)}; give it a name of its own"
-        )
+    name = _name(path, attributes.name)
     BY_NAME[name] = Implementation(
         name,
         str(path),
@@ -451,22 +456,43 @@ def _row(path: Path, attributes: Attributes) -> Implementation:
     return BY_NAME[name]
 
 
+def _name(path: Path, name: Any) -> str:
+    """Return the name of the row of a file whose ADAPTER has this name.
+
+    Without a name, or with that of the template, it is that of the file: "flash" for
+    benchmark_flash.py.  Raises UserError for a name that another script has, and for one that is no
+    text or could not be part of a flag and a folder."""
+    if not name or any(row.template and row.name == name for row in IMPLEMENTATIONS):
+        name = path.stem.removeprefix("benchmark_")
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):  # "fast_rnnt-2.0"
+        raise UserError(
+            f"{path}: its name is {name!r}; give it one of letters, digits, '_', '.' and '-'"
+        )
+    owner = BY_NAME.get(name)
+    if owner is not None and file_of(owner) != Path(os.path.realpath(path)):
+        raise UserError(
+            f"{path}: its name {name!r} is that of {file_of(owner)}; give it a name of its own"
+        )
+    return name
+
+
 def file_of(implementation: Implementation) -> Path:
-    """Return the file that holds its ADAPTER."""
+    """Return the absolute path of the file that holds its ADAPTER, without links."""
     return Path(os.path.realpath(ROOT / implementation.file))
 
 
 def imported(path: Path) -> ModuleType:
-    """Import a file as Python does a script, with what lies beside it, so that `inspect` finds its
-    source."""
+    """Import a file as a module named after it, and return that.
+
+    It may import what is in its own folder, as a script may, and `inspect` finds its source."""
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    here = os.getcwd()
+    current_folder = os.getcwd()
     try:
         spec.loader.exec_module(module)
     finally:
-        os.chdir(here)
+        os.chdir(current_folder)  # a user's file may change it
     return module

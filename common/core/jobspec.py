@@ -1,5 +1,6 @@
-"""Say what the process of a job measures: rnnt_bench.jobs.job writes it, and hands it to the
-subject there."""
+"""Define what the process of a job is asked to measure.
+
+rnnt_bench.jobs.job writes a JobSpec to a file for that process, and reads it there."""
 
 from __future__ import annotations
 
@@ -12,20 +13,23 @@ from rnnt_bench.core.settings import Settings
 
 @dataclass(frozen=True)
 class JobSpec:
-    """Hold what a process is asked to measure.
+    """Hold what one process is asked to measure.
 
     Attributes:
-        job: its name, as records have it
-        subject: a key of jobs.job.SUBJECTS
-        folder: of the run, for traces; "" for none
         settings: of this job
-        request: what else its subject reads
-        pass_name, round: of a loss; rounds begin at 1
-        script, variant: of the implementation
-        same_as: the row of the same code that is asked the questions that this one is not
-        shared: a folder where the jobs of a run leave right answers
-        takes, leaves: as a Task has them
-        output: the file for its records
+        job: its name in records
+        subject: what it measures, a key of jobs.job.SUBJECTS: "loss", or one of a tool
+        folder: the log folder of the run, for traces; "" for none
+        request: values that only this subject reads
+        pass_name: of a loss: correctness, timing, memory or trace
+        round: of a timing pass, from 1; None for other passes
+        script, variant: of the implementation of a loss (core.implementations)
+        same_as: name of the row with the same code, which is asked most questions in its place; ""
+            for none
+        shared: folder where the jobs of a run keep right answers for each other
+        takes: name of a file in `folder` that the task before this one wrote; None for none
+        leaves: name of a file that this one writes there for the next; None for none
+        output: path of the file for its records
     """
 
     settings: Settings

@@ -1,14 +1,13 @@
-"""Define the questions that a loss is asked, in one table: in words and as data.  Does not import
-torch.
+"""Define the questions that check a loss, as a table of data.  Does not import torch.
 
-A right loss answers each as if it were asked first and alone: neither other numbers, lengths and
-weights before it, nor what lies in the padding, nor a factor of the loss, nor what needs no
-gradient may change anything else.
+A question is a small batch, a way to call a loss on it, and what must come out: mostly the loss and
+the gradients of the float64 reference.  Earlier calls, numbers in the padding, a factor of the loss
+and tensors without gradient must not change the answer.
 
-`rnnt-bench check` asks all of TABLE, and shows what a loss takes, refuses and gets wrong.  A run
-asks the JUDGED ones on small batches (losses/questions.py), and in a timed process of the first
-rounds one of HARD at the measured size (losses/passes/after_timing.py).  A new question is one row
-here, and a new function in conformance/checks.py if none of those there fits.
+`rnnt-bench check` asks all of TABLE, and shows what a loss accepts, refuses and gets wrong.  A
+run asks the JUDGED ones on small batches (losses/questions.py).  It asks one of HARD at the
+measured size, in a timed process of the first rounds (losses/passes/after_timing.py).  A new
+question is a row of TABLE, and a function of conformance/checks.py if none there fits.
 """
 
 from __future__ import annotations
@@ -19,20 +18,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 Shapes = Sequence[tuple[int, int]]  # (T, U) of each utterance
-#: Ragged in both, T = 1 and U = 0 among them.
+#: A batch whose T and U differ, with T = 1 and U = 0 among them.
 SHAPES: Shapes = ((11, 5), (7, 4), (9, 2), (1, 0))
+#: T and U + 1 around 16 and 32, the sizes of blocks in kernels.
 BLOCKS: Shapes = ((32, 8), (16, 15), (17, 14), (48, 3))
 RAGGED: Shapes = ((9, 4), (6, 5), (8, 1))
-#: A ragged batch of few numbers.
+#: A batch with few logits.
 FEW: Shapes = ((4, 2), (3, 1))
-#: As large as check asks: more frames and targets than the blocks of a kernel have threads, 8 MB of
-#: logits.
+#: The largest batch of `check`: T and U are above the number of threads in a kernel's block, and
+#: the logits take 8 MB.
 AT_SIZE: Shapes = ((301, 40), (260, 129), (150, 20))
-#: Logits whose exponential is infinite in float32, or 0 where they are negative.
+#: A logit x for which float32 has infinity as exp(x), and 0 as exp(-x).
 SHARP = 100.0
-#: What lies in the padding of encoder and decoder outputs.
+#: A number in the padding of encoder and decoder outputs, far from those of real frames.
 GARBAGE = 1000.0
+#: Beginnings of the names of the joiner's weights.
 JOINER = ("output", "extra")
+#: What is said of a wrong answer to most questions.
 WRONG = "the answer is not the transducer loss"
 
 
@@ -40,35 +42,46 @@ WRONG = "the answer is not the transducer loss"
 class Question:
     """Hold a question.
 
-    In words:
-      name: as --cases takes it, "" for one that only a run asks; title: of the row in the matrix;
-      asks: what the title leaves open; wrong, refusal: what a loss does that differs, or raises an
-        error, "" where an error is fine.
+    Its texts:
+        name: as --cases takes it; "" for a question that only a run asks.
+        title: heads its row in the matrix of `rnnt-bench check`.
+        asks: explains the title.
+        wrong: says what is wrong with a loss that answers wrongly.
+        refusal: says what is wrong with a loss that raises an error; "" where an error is fine.
 
     The batch:
-      shapes: none for those of a measured batch; draw: number of the draw of random inputs; V:
-      vocabulary size, and D: dimension of the joiner; slack: frames and targets by which the
-      tensors are longer than the longest utterance;
-      entry: the name, the index and the value of an entry of the targets or lengths.
+        shapes: (T, U) of each utterance; () for those of a measured batch.
+        draw: number of the seeded draw of its inputs.
+        V, D: vocabulary size, and dimension of the joiner.
+        slack: frames and targets by which its tensors exceed the longest utterance.
+        entry: (name, index, value) of one entry of the targets or lengths to overwrite.
 
     The logits:
-      logits: "random", "trained", or "sine": 3 sin(0.7 k), k = 0, 1, 2, ..., which no joiner makes;
-      largest: magnitude of the largest, to which the weights are scaled, in place; offset: is added
-      to all; minus_inf: a symbol whose logit is -inf in every cell; garbage: fills the padding.
+        logits: "random"; "trained", those of a trained model; or "sine", 3 sin(0.7 k) for entry k,
+            without a joiner.
+        largest: the weights are scaled in place so that the largest logit has this magnitude.
+        offset: is added to all logits.
+        minus_inf: a symbol whose logit is -inf in every cell.
+        garbage: fills the padding.
 
     The call:
-      upstream: factors of the sum, of each utterance, or of each loss in flight; in_flight: a
-      second loss, of as many utterances with the lengths in reverse order, runs its forward before
-      the backward of both; earlier: an earlier call, with the weights as they were; frozen:
-      beginnings of the names of leaves that need no gradient; blank,
-      dtype, durations, sigma: other ones than the loss's own; integers: dtype of targets and
-        lengths.
+        upstream: the upstream gradient: one number for the sum, one for each utterance, or, with
+            in_flight, one for each loss.
+        in_flight: a second loss runs its forward before the backward of both.  It has as many
+            utterances, with the lengths in reverse order.
+        earlier: shapes of a batch that the loss is called on first, before the weights are scaled.
+        frozen: beginnings of the names of leaves that need no gradient.
+        blank, dtype, durations, sigma: replace the loss's own; "" or None leaves them.
+        integers: dtype of targets and lengths; "" for the loss's own.
 
-    Who asks:
-      judged: a run does too, on small batches; one_symbol: only of a loss that takes one
-      target a frame at most: others are asked as many of few frames; check: the function of
-      conformance.checks that asks it otherwise than `agrees`; may_refuse: an error is as right;
-      slow: in a simulator it would take hours; alone: it may corrupt memory or lose a CUDA context.
+    Who asks, and how:
+        judged: whether a run asks it too, on small batches.
+        one_symbol: whether a run asks it only of a loss with at most one target a frame.
+        check: the function of conformance.checks that asks it.
+        may_refuse: whether an error is a right answer too.
+        slow: whether it would take hours in a simulator, which then skips it.
+        alone: whether it needs a process of its own: a loss may corrupt memory or lose its CUDA
+            context.
     """
 
     name: str = ""
@@ -104,17 +117,19 @@ class Question:
     alone: bool = False
 
     def but(self, **values: Any) -> Question:
+        """Return a copy of the question with other values of these fields."""
         return replace(self, **values)
 
     @property
-    def of_utterances(self) -> bool:
-        """Return whether it has a factor for each utterance."""
+    def is_weighted(self) -> bool:
+        """Tell whether each utterance has a factor of its own."""
         return len(self.upstream) > 1 and not self.in_flight
 
     @property
     def cells(self) -> int:
-        """Return how many cells the lattices of its losses have."""
-        return (1 + self.in_flight) * sum(T * (U + 1) for T, U in self.shapes)
+        """Return the number of lattice cells, T (U + 1), of all utterances and losses."""
+        losses = 2 if self.in_flight else 1
+        return losses * sum(T * (U + 1) for T, U in self.shapes)
 
 
 IN_FLIGHT = Question(
@@ -125,8 +140,8 @@ IN_FLIGHT = Question(
     in_flight=True,
     garbage=GARBAGE,
 )
-#: At the measured size a timed process asks one of these.  Large logits: without their maximum
-#: exp() overflows.
+#: A timed process asks one of these at the measured size.  With large logits exp() overflows unless
+#: the largest is subtracted first.
 HARD = (
     IN_FLIGHT.but(name="in-flight", offset=SHARP),
     IN_FLIGHT.but(
@@ -141,7 +156,7 @@ HARD = (
         frozen=("encoder_out", "decoder_out"),
     ),
 )
-#: All targets are the same.
+#: An `entry` that makes all targets the symbol 3.
 ALIKE = ("targets", (...,), 3)
 CORNER = Question(shapes=RAGGED, V=7, logits="sine", largest=3.0, blank=0)
 
@@ -149,23 +164,28 @@ CORNER = Question(shapes=RAGGED, V=7, logits="sine", largest=3.0, blank=0)
 def _corner(
     name: str, title: str, asks: str = "", wrong: str = WRONG, refusal: str = "", **values: Any
 ) -> Question:
-    """Return a question of `check` alone: of a package, of its conventions, or with logits that no
-    joiner makes."""
+    """Return a question that only `check` asks, with the batch and logits of CORNER.
+
+    values: fields of Question that differ from CORNER."""
     return CORNER.but(name=name, title=title, asks=asks, wrong=wrong, refusal=refusal, **values)
 
 
 def _judged(name: str, title: str, wrong: str = WRONG, **values: Any) -> Question:
-    """Return a question that a run asks too."""
+    """Return a question that a run asks too, on a batch of RAGGED if `values` has no shapes."""
     return Question(name, title, wrong=wrong, judged=True, **{"shapes": RAGGED, **values})
 
 
 def _durations(name: str, title: str, durations: str, asks: str, **values: Any) -> Question:
+    """Return a question for losses with durations (tdt, multi-blank), such as "0,2,4"."""
     wrong = f"a wrong loss or gradient with durations {durations}"
     return _corner(name, title, asks, wrong, durations=durations, **values)
 
 
-def _refuses(name: str, title: str, what: str, *entry: Any) -> Question:
-    wrong = f"an answer for {what}, instead of an error"
+def _refuses(name: str, title: str, input: str, *entry: Any) -> Question:
+    """Return a question whose only right answer is an error.
+
+    input: describes the impossible input; entry: makes it, see Question.entry."""
+    wrong = f"an answer for {input}, instead of an error"
     return _corner(
         name,
         title,
@@ -188,7 +208,7 @@ TABLE: tuple[Question, ...] = (
     _judged(
         "utterances-5", "five utterances", shapes=((6, 3), (5, 2), (7, 4), (4, 1), (8, 5)), draw=13
     ),
-    # none of a lattice with one symbol a frame
+    # These two are not asked of a lattice with one symbol a frame, on which they have no path.
     _judged("targets-as-frames", "U >= T", shapes=((3, 5), (4, 4), (2, 3)), draw=14),
     _judged("targets-140", "U = 140 of 3 frames", shapes=((3, 140), (2, 120)), draw=16, slow=True),
     _judged(

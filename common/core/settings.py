@@ -1,5 +1,7 @@
-"""Declare every setting of a run, each in one field, and make settings of flags, presets, defaults
-and --sweep."""
+"""Declare every setting of a run in one field of Settings.
+
+From these come the flags of --help, the settings of a run (flags before presets before defaults),
+the axes of --sweep, and the words of headings and comparisons."""
 
 from __future__ import annotations
 
@@ -22,22 +24,22 @@ STAGES = ("early", "middle", "trained")
 LOGITS = ("random", *STAGES)
 #: With fewer rounds a change cannot be told from chance.
 FEWEST_ROUNDS = 3
-#: Rounds of every loss, before --budget ends anything: over fewer the interval is wide.
+#: Rounds of every loss that --budget never cuts: with fewer the interval is wide.
 FEWEST_IN_BUDGET = 5
 
-#: Variables of the environment that the suite itself gives to its processes (rnnt_bench.jobs.job).
-#: glibc keeps freed blocks below a threshold that moves; with a fixed one (bytes), VmHWM tells what
-#: is in use.
+# Environment variables that the suite sets for its processes (rnnt_bench.jobs.job), in bytes.
+#: For the memory pass.  glibc raises this threshold as blocks are freed, and keeps freed blocks
+#: below it.  A fixed one gives the larger blocks back, so that VmHWM is what is in use.
 MEMORY_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-#: glibc maps tensors above 32 MiB anew in every step, unless it may not map at all and keeps what
-#: is freed (bytes).
+#: For --allocator reuse.  By default glibc maps a tensor above 32 MiB anew in every step.  Here it
+#: maps none and keeps what is freed.
 REUSE_VARIABLES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 VARIABLES = {**MEMORY_VARIABLES, **REUSE_VARIABLES}
 
-#: Values of settings by key.
+#: Key of a setting -> its value.
 Values = Mapping[str, Any]
-#: Part of a heading: a text to format with the value, or a function that makes it from the settings
-#: of the rows.
+#: A part of a heading: a text to format with the value of the setting, such as "V {}", or a
+#: function that makes the part from all values.
 Heading = str | Callable[[Values], str]
 
 
@@ -46,26 +48,29 @@ class Setting:
     """Describe one setting.
 
     Args:
-        default: its value where neither a flag nor a preset gives another.
-        group: the title of its flags in --help.
-        help: for --help: a capital first, no full stop at the end; its default is added.  "" gives
-            it no flag: the preset or a tool sets it.
-        short: the sentence of the short --help; "" leaves it out there.
-        type: turns the flag's text into a value, or raises UserError.
+        default: its value if neither a flag nor a preset sets it.
+        group: the title of the group of flags in --help.
+        help: its text in --help, with a capital first and no full stop; its default is added.
+            A setting with "" has no flag: the preset or a tool sets it.
+        short: its sentence in the short --help; "" leaves it out there.
+        type: parses the text of the flag, or raises UserError.
+        choices: the values that it may have; () for any.
+        metavar: the word for the value in --help.
         extra: other arguments of argparse's add_argument.
         presets: its values by size ("quick"), workload ("chars"), or both ("cpu,chars").
-        default_text: how --help words the default; "" words it from `default` and `presets`.
-        label: how a comparison names it.  "": it says how a run measures, and not what, so runs
+        default_text: the default in --help; "" writes it from `default` and `presets`.
+        label: its name in comparisons.  "" is for a setting of how a run measures, not what: runs
             with other values can be compared, and --sweep does not take it.
-        unset: the word for None in comparisons, where None would say that nothing is known.
-        in_rows: whether rows keep it though `label` is "".
-        parts_tables: whether rows with other values stand in other tables.
-        default_is_usual: whether no heading names the default, and a record from before the setting
-          has it.
-        only: (key, values) of the setting, or "device" or "kind", without which this one has no
-            effect; ("", ()) for none.
-        refused: whether giving it without `only` is an error.
-        key, flag: set by `declared`; the flag is by default the key with dashes.
+        unset: replaces None in the rows of a comparison, where None means unknown.
+        in_rows: whether rows have it even if `label` is "".
+        parts_tables: whether rows with different values are in different tables.
+        heading: its part of a table's heading; None for no part.
+        default_is_usual: whether headings leave out the default, and records without this setting,
+            which are older than it, count as having the default.
+        only: (key, values): it has an effect only if the setting `key`, or "device" or "kind", has
+            one of these values; ("", ()) if it always has.
+        refused: whether it is an error to give it where it has no effect.
+        key, flag: set by `declared`; without `flag` that is the key with dashes.
     """
 
     default: Any
@@ -90,27 +95,30 @@ class Setting:
     flag: str = ""
 
     def arguments(self) -> Values:
-        """Return what argparse's add_argument takes for the flag, but its help."""
-        choices = self.choices or None
+        """Return the arguments of argparse's add_argument for its flag, without help."""
         return {
             "dest": self.key,
             "type": self.type,
-            "choices": choices,
+            "choices": self.choices or None,
             "metavar": self.metavar,
             **self.extra,
         }
 
     def help_text(self) -> str:
-        """Return the help of the flag with its default, as argparse takes it."""
-        presets = gathered((worded(value), name) for name, value in self.presets.items())
-        others = "; ".join(
-            f"{value} with {' and '.join(names)}" for value, names in presets.items()
-        )
-        default = self.default_text or worded(self.default) + (f" ({others})" if others else "")
+        """Return the `help` argument of argparse's add_argument, with the default at its end.
+
+        Example: "Number of batches that each round measures. Default: 14 (2 with cpu and quick)"."""
+        default = self.default_text
+        if not default:
+            presets = gathered((worded(value), name) for name, value in self.presets.items())
+            others = [f"{value} with {' and '.join(names)}" for value, names in presets.items()]
+            default = worded(self.default)
+            if others:
+                default += f" ({'; '.join(others)})"
         return f"{self.help}. Default: {default}".replace("%", "%%")
 
     def parse(self, text: str) -> Any:
-        """Return the value that the flag would give for `text`.  Raises UserError."""
+        """Return the value that the flag has for `text`.  Raises UserError."""
         try:
             value = self.type(text)
         except (TypeError, ValueError):
@@ -120,30 +128,30 @@ class Setting:
         return value
 
     def applies(self, values: Values) -> bool:
-        """Tell whether the setting has an effect beside these values of settings, "device" and
-        "kind"."""
+        """Tell whether the setting has an effect together with these values of others.
+
+        values: of settings, "device" and "kind"."""
         needed, accepted = self.only
         return not needed or values.get(needed) in accepted
 
     def heading_text(self, values: Values) -> str:
-        """Return what a heading says of the setting, by its rows' values of settings; "" for
-        nothing."""
+        """Return its part of the heading of a table, such as "V 500"; "" for none.
+
+        values: the settings that the rows of the table share."""
         if self.heading is None or not self.applies(values):
             return ""
         if not isinstance(self.heading, str):
             return self.heading(values)
         value = values.get(self.key)
-        if (
-            value is None
-            or value == self.unset
-            or (value == self.default and self.default_is_usual)
-        ):
+        if value in (None, self.unset) or (self.default_is_usual and value == self.default):
             return ""
-        return self.heading.format("on" if value is True else "off" if value is False else value)
+        if isinstance(value, bool):
+            value = "on" if value else "off"
+        return self.heading.format(value)
 
 
 def declare(default: Any, help: str, group: str, **details: Any) -> Any:
-    """Return the dataclass field that declares a setting; the arguments are those of Setting."""
+    """Return a dataclass field whose metadata has a Setting with these arguments."""
     return field(
         default_factory=lambda: default,
         metadata={"setting": Setting(default, group, help, **details)},
@@ -151,23 +159,22 @@ def declare(default: Any, help: str, group: str, **details: Any) -> Any:
 
 
 def flag(key: str) -> str:
-    """Return a setting as it is written on the command line: "vocab-size"."""
+    """Return the name of a setting on the command line, without its "--": "vocab-size"."""
     return key.replace("_", "-")
 
 
 def declared(fields: Sequence[Any]) -> dict[str, Setting]:
-    """Return the settings that dataclass fields declare, by name."""
-    settings = {item.name: item.metadata["setting"] for item in fields}
-    return {
-        key: replace(setting, key=key, flag=setting.flag or f"--{flag(key)}")
-        for key, setting in settings.items()
-    }
+    """Return key -> Setting of dataclass fields that `declare` made."""
+    settings = {}
+    for item in fields:
+        setting = item.metadata["setting"]
+        name = setting.flag or f"--{flag(item.name)}"
+        settings[item.name] = replace(setting, key=item.name, flag=name)
+    return settings
 
 
 def worded(value: Any) -> str:
-    """Return a value as the command line takes it."""
-    if isinstance(value, Mapping):
-        return ",".join(f"{key}={amount}" for key, amount in value.items())
+    """Return a value as the command line has it: "true", "loss,step", "2" for 2.0."""
     if isinstance(value, tuple):
         return ",".join(value)
     if isinstance(value, bool):
@@ -194,7 +201,9 @@ _SMALL_SCHEDULE = {"wait": 0, "warmup": 1, "active": 1, "repeat": 1}
 
 
 def _batches_heading(values: Values) -> str:
-    """Return "batch size 30 (random 14 batches)", without parts that are not known."""
+    """Return the batches in words, such as "batch size 30 (random 14 batches)".
+
+    Settings that are not known (None or not there) are left out."""
     text = ""
     if values.get("sort_utterance"):
         if values.get("max_frames"):
@@ -208,35 +217,40 @@ def _batches_heading(values: Values) -> str:
 
 
 def _device_heading(values: Values) -> str:
-    """Return the device, its name and the processor, as far as they are known."""
-    return " ".join(
-        str(values[key]) for key in ("device", "device_name", "processor") if values.get(key)
-    )
+    """Return the device, its name and the processor, such as "cuda NVIDIA H100"; "" if unknown."""
+    keys = ("device", "device_name", "processor")
+    return " ".join(str(values[key]) for key in keys if values.get(key))
 
 
 def _threads_heading(values: Values) -> str:
-    """Return "2 threads of 4 cores", on a CPU."""
+    """Return "2 threads of 4 cores", or "4 threads" where all cores have one.
+
+    "" where the number is not known, and on CUDA."""
     threads = values.get("threads")
     cores = values.get("cores")
     if values.get("device") != "cpu" or threads is None:
         return ""
-    return (
-        f"{threads} threads" if cores in (None, threads) else f"{threads} threads of {cores} cores"
-    )
+    return f"{threads} threads" + ("" if cores in (None, threads) else f" of {cores} cores")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Hold the settings of a run as resolved.
+    """Hold the settings of a run, with flags and presets applied (see `resolve`).
 
-    `device` is "cpu", "cuda" or "cuda:N"; `shape_file` is relative to the suite where it lies in
-    there, so that runs of two checkouts can be compared; `spread` is the half-width of the interval
-    as a fraction of the median; `schedule` counts steps; durations are in seconds."""
+    Durations are in seconds.
+
+    Attributes without a flag or with other values than the flag:
+        device: "cpu", "cuda" or "cuda:N", never "auto".
+        shape_file: relative to the checkout where it is in there, so that runs of two checkouts can
+            be compared.
+        spread: sampling ends when the 95% interval of the median is this narrow: its half-width is
+            a fraction of the median.
+        schedule: numbers of steps, as torch.profiler.schedule has them."""
 
     preset: str = _measured(
         "",
         "How much is measured (a size), of what (a workload), or both: cpu,chars. Other flags override parts of it. "
-        f"{flag_types.listed('Size', flag_types.SIZES)} {flag_types.listed('Workload', flag_types.WORKLOADS)} "
+        f"{flag_types.help_of('Size', flag_types.SIZES)} {flag_types.help_of('Workload', flag_types.WORKLOADS)} "
         f"Note that {flag_types.ESTIMATE}",
         short="Size (full, cpu, quick) and workload (bpe500, chars, ...).",
         type=flag_types.preset,
@@ -284,7 +298,7 @@ class Settings:
         30,
         "Utterances in a batch that is not sorted by length",
         short="Utterances in a batch, in file order.",
-        type=flag_types.whole(1),
+        type=flag_types.Whole(1),
         metavar="N",
         presets={
             "cpu": 2,
@@ -300,7 +314,7 @@ class Settings:
     max_frames: int = _batches(
         10000,
         "Largest sum of T in a batch of utterances sorted by length, or what --max-frames-padded says",
-        type=flag_types.whole(1),
+        type=flag_types.Whole(1),
         metavar="FRAMES",
         presets={"cpu": 1000, "quick": 1000},
         label="max frames",
@@ -333,7 +347,7 @@ class Settings:
         "Number of batches that each round measures",
         presets={"cpu": 2, "quick": 2},
         label="number of batches",
-        type=flag_types.whole(1),
+        type=flag_types.Whole(1),
         metavar="K",
     )
     seed: int = _batches(
@@ -370,7 +384,7 @@ class Settings:
         label="utterances as one",
         heading="{} utterances as one",
         default_is_usual=True,
-        type=flag_types.whole(1),
+        type=flag_types.Whole(1),
         metavar="K",
     )
     subsampling: int = _lengths(
@@ -398,7 +412,7 @@ class Settings:
     frames: int | None = _lengths(
         None,
         "Give every utterance T frames, whatever the shape file and --subsampling say",
-        type=flag_types.whole(1),
+        type=flag_types.Whole(1),
         metavar="T",
         default_text="their own",
         label="T of every utterance",
@@ -408,7 +422,7 @@ class Settings:
     tokens: int | None = _lengths(
         None,
         "Give every utterance U target tokens, whatever the shape file and --token-scale say",
-        type=flag_types.whole(0),
+        type=flag_types.Whole(0),
         metavar="U",
         default_text="their own",
         label="U of every utterance",
@@ -429,7 +443,7 @@ class Settings:
         f"Number of symbols, blank included. A shape file that records this number, as {command('shapes')} does for "
         "a corpus, replaces the default",
         short="Number of symbols, blank included.",
-        type=flag_types.whole(2),
+        type=flag_types.Whole(2),
         metavar="V",
         presets={"quick": 50, "bpe4096-x8": 4096, "chars": 30},
         label="vocabulary",
@@ -438,7 +452,7 @@ class Settings:
     encoder_dim: int = _measured(
         512,
         "Dimension of encoder and decoder outputs and of the joiner's input",
-        type=flag_types.whole(1),
+        type=flag_types.Whole(1),
         metavar="D",
         presets={"quick": 32},
         label="joiner dimension",
@@ -475,7 +489,7 @@ class Settings:
     prune_range: int = _measured(
         5,
         "Symbols that the pruned losses keep for each frame",
-        type=flag_types.whole(2),
+        type=flag_types.Whole(2),
         metavar="S",
         label="prune range",
         only=("kind", ("pruned",)),
@@ -506,7 +520,7 @@ class Settings:
     window: int = _measured(
         25,
         "Frames at which --topology windowed lets a target be emitted, around its place in an even alignment",
-        type=flag_types.whole(1),
+        type=flag_types.Whole(1),
         metavar="FRAMES",
         label="window",
         heading="windows of {} frames",
@@ -516,7 +530,7 @@ class Settings:
         6,
         "Number of fresh processes for each implementation, in shuffled order; where --budget is not over before",
         short="Fresh processes for each loss; intervals are over them.",
-        type=flag_types.whole(1, 10_000),
+        type=flag_types.Whole(1, 10_000),
         metavar="K",
         presets={"cpu": 10, "quick": 1},
     )
@@ -531,8 +545,7 @@ class Settings:
         presets={"cpu": 480.0},
         default_text="480s with cpu, so that a run of all losses ends after five rounds; none with --rounds or --sweep",
     )
-    #: Sampling of a scope ends when every batch is measured and the 95% interval of its median is
-    #: narrower than this.
+    #: Sampling of a scope ends only when every batch is measured, too.
     spread: float = _timing(0.02, "")
     max_seconds: float = _timing(
         60.0,
@@ -540,7 +553,7 @@ class Settings:
         presets={"cpu": 0.7, "quick": 0.5},
         **_SECONDS,
     )
-    #: Samples of a scope in a round, at most, but for one of each batch.
+    #: Most samples of a scope in a round; each batch is sampled at least once.
     max_samples: int = _timing(28, "", presets={"cpu": 20, "quick": 400})
     threads: int | None = _timing(
         None,
@@ -589,43 +602,40 @@ class Settings:
         only=("device", ("cuda",)),
         refused=True,
     )
-    #: Steps of the profiler's schedule.
     schedule: Mapping[str, int] = _trace(
         {"wait": 10, "warmup": 10, "active": 20, "repeat": 2},
         "",
         presets={"cpu": _SMALL_SCHEDULE, "quick": _SMALL_SCHEDULE},
     )
-    #: What a trace has beside times: shapes of operators' inputs, Python's stacks, allocations.
+    # Arguments of torch.profiler.profile.
     record_shapes: bool = _trace(True, "")
     with_stack: bool = _trace(True, "")
     profile_memory: bool = _trace(True, "")
 
     @property
     def suffix(self) -> str:
-        """Return how the log folder's name ends: "30", "max-frames-10000"."""
+        """Return the end of the log folder's name: "30", "max-frames-10000"."""
         return f"max-frames-{self.max_frames}" if self.sort_utterance else str(self.batch_size)
 
     @property
     def own_batches(self) -> bool:
-        """Tell whether each timing round measures batches that no other round has; else all rounds
-        have the same."""
+        """Tell whether each timing round has batches of its own; else all rounds have the same."""
         return self.batches in ("random", "spread")
 
     @property
     def trace_steps(self) -> int:
         """Return the number of steps of the trace pass, each followed by ``prof.step()``."""
-        return (
-            sum(self.schedule[stage] for stage in ("wait", "warmup", "active"))
-            * self.schedule["repeat"]
-        )
+        cycle = sum(self.schedule[stage] for stage in ("wait", "warmup", "active"))
+        return cycle * self.schedule["repeat"]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-#: The declaration of every setting, by name.
+#: Key -> the declaration of the setting.
 SETTINGS: dict[str, Setting] = declared(fields(Settings))
-#: What --sweep takes: settings that say what is measured; all cells of a sweep are of one device.
+#: Name on the command line -> a setting that --sweep takes.  These say what is measured, but for
+#: the device: a sweep runs on one.
 SWEEPABLE = {
     setting.flag[2:]: setting
     for key, setting in SETTINGS.items()
@@ -634,62 +644,80 @@ SWEEPABLE = {
 
 
 def waits(preset: str, cell: Values) -> bool:
-    """Tell whether a run without --wait waits for a quiet machine to repeat rounds beside other
-    load. cell: its values of --sweep."""
-    return flag_types.parts(preset or flag_types.DEFAULT_WORKLOAD)[0] != "quick" and not cell
+    """Tell whether a run without --wait repeats rounds that other load disturbed.
+
+    It waits for a quiet machine first.  Quick runs and the cells of a sweep do not.
+
+    cell: the values of --sweep that the run measures."""
+    size, _ = flag_types.size_and_workload(preset or flag_types.DEFAULT_WORKLOAD)
+    return size != "quick" and not cell
 
 
 def rounds_of(kind: str, rounds: int) -> int:
-    """Return in how many of the rounds of a run a loss of this kind is timed: by utterance, which
-    is for its memory, in as few as tell its time."""
+    """Return the number of rounds in which a loss of this kind is timed.
+
+    BY_UTTERANCE is measured for its memory, so it is timed in FEWEST_ROUNDS at most.
+
+    rounds: those of the run."""
     return min(rounds, FEWEST_ROUNDS) if kind == BY_UTTERANCE else rounds
 
 
 def in_rows(values: Values, device: str | None, kind: str | None) -> dict[str, Any]:
-    """Return the settings by which rows are compared or told apart, from those of a record.  None:
-    the record does not have it, or it has no effect on this device ("cpu", "cuda") or kind of
-    loss."""
+    """Return the settings that tell the rows of tables apart: those with `label` or `in_rows`.
+
+    A value is None if the record does not have it, or if it has no effect on the device or kind.
+
+    values: the settings of a record; {} for a record that has none.  device: "cpu" or "cuda".
+    kind: of the loss."""
     context = {
         **values,
         "device": device,
         "kind": kind,
         "sort_utterance": bool(values.get("sort_utterance")),
     }
-    kept = {}
+    kept: dict[str, Any] = {}
     for key, setting in SETTINGS.items():
         if setting.label or setting.in_rows:
-            is_older = bool(values) and setting.default_is_usual  # a record from before the setting
-            value = values.get(key, setting.default if is_older else None)
-            if value is None and values:
-                value = setting.unset
-            kept[key] = value if setting.applies(context) else None
+            kept[key] = None
+            if values and setting.applies(context):
+                # A record without it may be older than the setting.
+                value = values.get(key, setting.default if setting.default_is_usual else None)
+                kept[key] = setting.unset if value is None else value
     return kept
 
 
 def described(values: Values, groups: Sequence[str] = (MEASURED, LENGTHS)) -> list[str]:
-    """Return what is not usual in a run's settings, in a few words each.  groups: those of --help
-    to look at."""
+    """Return the settings with an unusual value in words, such as "x8 frames".
+
+    A setting without `default_is_usual` is never among them.
+
+    groups: the groups of --help whose settings are looked at."""
     complete = {key: values.get(key, setting.default) for key, setting in SETTINGS.items()}
-    chosen = [
-        setting
+    texts = [
+        setting.heading_text(complete)
         for setting in SETTINGS.values()
         if setting.group in groups and setting.default_is_usual
     ]
-    return [text for setting in chosen if (text := setting.heading_text(complete))]
+    return list(filter(None, texts))
 
 
 def heading(values: Values) -> list[str]:
-    """Return the parts of a table's heading, from what is known of its rows (see `in_rows`)."""
+    """Return the parts of a table's heading, such as ["V 500", "float32"].
+
+    values: the settings that its rows share, as `in_rows` returns them."""
     return [text for setting in SETTINGS.values() if (text := setting.heading_text(values))]
 
 
 def resolve(flags: Values, device: str) -> Settings:
-    """Return the settings of a run: what flags say, else what the preset says, else the defaults.
+    """Return the settings of a run: flags win over the preset, which wins over the defaults.
 
-    flags: the settings that were given, None for others, and "file_vocab_size", symbols of the
-    shape file, the default of sizes without a vocabulary of their own.  Raises UserError for a
-    setting that has no effect on this device or beside the others."""
-    size, workload = flag_types.parts(flags.get("preset") or flag_types.DEFAULT_WORKLOAD)
+    Raises UserError for a flag that has no effect on this device or with the other settings.
+
+    flags: settings by key, None for flags that were not given.  "file_vocab_size" is the number of
+    symbols that the shape file records; it replaces the default of vocab_size."""
+    size, workload = flag_types.size_and_workload(
+        flags.get("preset") or flag_types.DEFAULT_WORKLOAD
+    )
     size = size or ("cpu" if device == "cpu" else "full")
     both = f"{size},{workload}"
     names = [size, workload, both]
@@ -703,11 +731,9 @@ def resolve(flags: Values, device: str) -> Settings:
             chosen.append(flags[key])
         values.setdefault(key, chosen[-1] if chosen else setting.default)
     if flags.get("rounds") is not None and flags.get("budget") is None:
-        values["budget"] = None  # all of them
-    has_vocabulary = flags.get("vocab_size") is not None or {*names} & {
-        *SETTINGS["vocab_size"].presets
-    }
-    if flags.get("file_vocab_size") and not has_vocabulary:
+        values["budget"] = None  # the user wants all of these rounds
+    is_in_preset = not SETTINGS["vocab_size"].presets.keys().isdisjoint(names)
+    if flags.get("file_vocab_size") and flags.get("vocab_size") is None and not is_in_preset:
         values["vocab_size"] = flags["file_vocab_size"]
     values["passes"] = tuple(name for name in PASSES if name in ("correctness", *values["passes"]))
     if flags.get("batches") is None:
@@ -717,7 +743,9 @@ def resolve(flags: Values, device: str) -> Settings:
 
 
 def _check(flags: Values, values: Values) -> None:
-    """Raise UserError for a flag that has no effect beside the values of all settings."""
+    """Raise UserError for a flag that must not be given where it has no effect.
+
+    values: all settings of the run."""
     context = {**values, "device": values["device"].partition(":")[0]}
     for key, setting in SETTINGS.items():
         if not setting.refused or not flags.get(key) or setting.applies(context):
@@ -734,7 +762,9 @@ def _check(flags: Values, values: Values) -> None:
 
 
 def check_kinds(keys: Iterable[str], kinds: Collection[str | None]) -> None:
-    """Raise UserError for a setting of `keys` that no loss of these kinds has."""
+    """Raise UserError for a given flag, such as --sigma, that has no effect on any measured loss.
+
+    keys: of the flags that were given; kinds: of the losses that are measured."""
     for setting in (SETTINGS[key] for key in keys if key in SETTINGS):
         needed, accepted = setting.only
         if needed == "kind" and not {*accepted} & {*kinds}:
@@ -745,21 +775,24 @@ def check_kinds(keys: Iterable[str], kinds: Collection[str | None]) -> None:
 
 
 class Axis(NamedTuple):
-    """Hold a setting, by its key in Settings, and the values that it is given."""
+    """Hold the key of a setting, and the values at which --sweep measures it."""
 
     key: str
     values: tuple[Any, ...]
 
 
 def axis(text: str) -> Axis:
-    """Parse "vocab-size=500,1000", with values as --vocab-size takes them.  Raises UserError."""
+    """Parse a value of --sweep: "vocab-size=500,1000", with values as --vocab-size takes them.
+
+    Raises UserError for a setting that is not in SWEEPABLE, and for a wrong, repeated or missing
+    value."""
     name, _, listed = text.partition("=")
     name = name.strip()
     texts = flag_types.split(listed)
     setting = SWEEPABLE.get(flag(name))
     if setting is None:
-        advice = f"{', '.join(SWEEPABLE)}{closest(flag(name), SWEEPABLE)}"
-        raise UserError(f"{text!r}: give KEY=VALUE,VALUE,... with one of {advice}")
+        choices = f"{', '.join(SWEEPABLE)}{closest(flag(name), SWEEPABLE)}"
+        raise UserError(f"{text!r}: give KEY=VALUE,VALUE,... with one of {choices}")
     if not texts:
         raise UserError(f"{text!r}: give at least one value, as in {name}=A,B")
     try:
@@ -773,20 +806,21 @@ def axis(text: str) -> Axis:
 
 
 def cells(axes: Sequence[Axis]) -> list[Values]:
-    """Return all combinations, the values of the last axis varying fastest."""
+    """Return all combinations of the axes' values, {key: value} each.
+
+    The values of the last axis vary fastest."""
     keys = [axis.key for axis in axes]
-    return [
-        dict(zip(keys, values)) for values in itertools.product(*(axis.values for axis in axes))
-    ]
+    combinations = itertools.product(*(axis.values for axis in axes))
+    return [dict(zip(keys, values)) for values in combinations]
 
 
 def words(cell: Values) -> str:
-    """Return a cell in words, such as "vocab-size 500, dtype float32"."""
+    """Return the values of a sweep's cell in words: "vocab-size 500, dtype float32"."""
     return ", ".join(f"{flag(str(key))} {worded(value)}" for key, value in cell.items())
 
 
 def check_axes(axes: Sequence[Axis], flags: Values) -> None:
-    """Raise UserError for a setting that is swept twice, or both swept and given by a flag."""
+    """Raise UserError for a setting that --sweep names twice, or that a flag gives too."""
     keys = [axis.key for axis in axes]
     for key in keys:
         if keys.count(key) > 1:

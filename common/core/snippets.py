@@ -1,22 +1,21 @@
-"""Hold code to copy: how each loss is called, in the names that README, the report and the corner
-cases use.
+"""Hold the code that calls each loss, for users to copy from the report, README and `check`.
 
-Shapes: encoder_out (N, T, D), decoder_out (N, U+1, D), logits (N, T, U+1, V), targets (N, U) int32;
-T_lengths and U_lengths (N) int32; output_linear: the joiner's last layer, D to V.  The blank is 0.
-`import torch` is left out.
+Its names: encoder_out (N, T, D), decoder_out (N, U+1, D) and logits (N, T, U+1, V) are float;
+targets (N, U), T_lengths (N,) and U_lengths (N,) are int32; output_linear is the joiner's last
+layer, D to V.  The blank is 0.  `import torch` is left out.
 """
 
 from __future__ import annotations
 
-#: A joiner, from encoder and decoder outputs to logits.
+#: A joiner, which makes logits of encoder and decoder outputs.
 JOINER = "logits = output_linear(torch.tanh(encoder_out.unsqueeze(2) + decoder_out.unsqueeze(1)))\n"
 
+#: The argument `boundary` of k2 and fast_rnnt: begin and end of each utterance, (N, 4) int64.
 _BOUNDARY = """\
 begin = torch.zeros_like(U_lengths)
 boundary = torch.stack([begin, begin, U_lengths, T_lengths], 1).long()
 """
-#: The loss of {package} on logits, and its pruned loss with the simple one that chooses the
-#: symbols.
+#: How {package}, which is k2 or fast_rnnt, computes the loss of logits.
 _FULL = (
     "from {package} import rnnt_loss\n\n"
     + _BOUNDARY
@@ -25,6 +24,7 @@ loss = rnnt_loss(logits, targets.long(), termination_symbol=0,
                  boundary=boundary, reduction="mean")
 """
 )
+#: How {package} computes its pruned loss.  Its simple loss chooses the symbols for each frame.
 _PRUNED = (
     "import {package}  # am_linear, lm_linear: D to V\n\n"
     + _BOUNDARY
@@ -40,7 +40,7 @@ loss = 0.5 * simple_loss + {package}.rnnt_loss_pruned(
 """
 )
 
-#: How a loss is called, by its name in tables without @ENVIRONMENT.
+#: Name of a loss in tables, without @CONDITION -> how it is called.
 SNIPPETS = {
     "fused": """\
 # pip install ./fused_transducer
@@ -59,8 +59,8 @@ loss = torchaudio.functional.rnnt_loss(
     "optimized_transducer": """\
 from optimized_transducer import transducer_loss
 
-cells = [each[:T, : U + 1].flatten(0, 1)
-         for each, T, U in zip(logits, T_lengths, U_lengths)]
+cells = [utterance[:T, : U + 1].flatten(0, 1)
+         for utterance, T, U in zip(logits, T_lengths, U_lengths)]
 loss = transducer_loss(
     torch.cat(cells), targets, T_lengths, U_lengths,
     blank=0, reduction="mean", from_log_softmax=False)

@@ -1,8 +1,8 @@
-"""Compute quantiles, intervals over rounds and verdicts from samples.  Values in, plain data out.
+"""Compute quantiles, confidence intervals and verdicts from samples.
 
 Samples of one process share its luck (memory layout, clock, neighbours), so they are not
-independent: an interval is over rounds, each a fresh process, and never over the samples of one.
-Times are positive and skewed, ratios multiply; both are averaged and bounded on the logarithm.
+independent.  So an interval is over rounds, each a fresh process, and never over the samples of one
+process.  Times are skewed and ratios multiply, so intervals are computed on their logarithms.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
-    """Return the `fraction` (0..1) quantile, linear between the two nearest samples (type 7, as
-    numpy's)."""
+    """Return a quantile, interpolated linearly between two samples as numpy does (type 7).
+
+    fraction: 0.5 is the median.  Raises ValueError without values."""
     if not values:
         raise ValueError("no values")
     ordered = sorted(values)
@@ -29,10 +30,13 @@ def quantile(values: Sequence[float], fraction: float) -> float:
 
 @dataclass(frozen=True)
 class Summary:
-    """Samples of several batches: the mean over batches of each one's median, and their number.
+    """Summarize samples of several batches.
 
-    p20, p80: that mean times the 20th and 80th percentile of samples over the median of their own
-    batch, so that batches of different size are no spread; None where no batch has two samples."""
+    Attributes:
+        median: the mean over batches of each batch's median.
+        p20, p80: `median` times the 20th and 80th percentile of sample / median of its batch.  So
+            batches of different sizes do not count as spread.  None if no batch has two samples.
+        n: the number of samples."""
 
     median: float
     p20: float | None = None
@@ -41,39 +45,49 @@ class Summary:
 
 
 def describe(batches: Mapping[Any, Sequence[float]]) -> Summary | None:
-    """Return the summary of samples by batch; None without any."""
+    """Return the summary of batch -> samples; None if there are no samples."""
     medians = {batch: median(values) for batch, values in batches.items() if values}
     if not medians:
         return None
-    middle = fmean(medians.values())
-    repeated = [batch for batch in medians if len(batches[batch]) > 1]
-    shares = [
-        value / medians[batch] for batch in repeated for value in batches[batch] if medians[batch]
-    ]
-    low, high = (middle * quantile(shares, part) if shares else None for part in (0.2, 0.8))
-    return Summary(middle, low, high, sum(map(len, batches.values())))
+    center = fmean(medians.values())
+    shares: list[float] = []
+    for batch, middle in medians.items():
+        if len(batches[batch]) > 1 and middle:
+            shares += [value / middle for value in batches[batch]]
+    count = sum(map(len, batches.values()))
+    if not shares:
+        return Summary(center, n=count)
+    return Summary(center, center * quantile(shares, 0.2), center * quantile(shares, 0.8), count)
+
+
+#: Intervals of Simpson's rule in `student_t`, and most steps of Newton's method there.
+PANELS = 200
+NEWTON_STEPS = 50
 
 
 @cache
 def student_t(confidence: float, freedom: float) -> float:
-    """Return the t that Student's distribution exceeds, on both sides together, with probability 1
-    - `confidence`.
+    """Return the t for which a value of Student's t distribution is in -t..t with probability
+    `confidence`.
 
-    With t = sqrt(freedom) tan(angle) the density is cos(angle) ** (freedom - 1): Simpson's rule and
-    Newton's method do, from 0 up to the point of one degree, tan(confidence * pi / 2).
-    """
+    Substitutes t = sqrt(freedom) tan(angle), which makes the density cos(angle) ** (freedom - 1).
+    Its integral from 0, by Simpson's rule, must be the share `confidence` of the integral from 0 to
+    pi / 2.  Newton's method finds that angle.  It is never above that of one degree of freedom,
+    where t = tan(confidence pi / 2).
+
+    freedom: degrees of freedom, at least 1."""
     whole = (
         math.sqrt(math.pi) / 2 * math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
     )
     highest = math.atan(math.tan(confidence * math.pi / 2) / math.sqrt(freedom))
     angle = 0.0
-    panels = 200
-    for _ in range(50):
-        heights = [math.cos(angle * step / panels) ** (freedom - 1) for step in range(panels + 1)]
-        area = (
-            heights[0] + heights[-1] + 4 * math.fsum(heights[1::2]) + 2 * math.fsum(heights[2:-1:2])
+    for _ in range(NEWTON_STEPS):
+        density = [math.cos(angle * step / PANELS) ** (freedom - 1) for step in range(PANELS + 1)]
+        weighted = (
+            density[0] + density[-1] + 4 * math.fsum(density[1::2]) + 2 * math.fsum(density[2:-1:2])
         )
-        change = (confidence * whole - area * angle / (3 * panels)) / heights[-1]
+        integral = weighted * angle / (3 * PANELS)
+        change = (confidence * whole - integral) / density[-1]
         angle = min(angle + change, highest)
         if change < 1e-14 * angle:
             break
@@ -81,11 +95,11 @@ def student_t(confidence: float, freedom: float) -> float:
 
 
 def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Return the interval (low, high) of the geometric mean of independent positive values, such as
-    one per round.
+    """Return the confidence interval (low, high) of a geometric mean, by Student's t on logarithms.
 
-    Student's t on the logarithms: right for few rounds, and wide for two or three.  None for fewer
-    than two."""
+    None for fewer than two values; with two or three it is wide.
+
+    values: positive and independent, such as one of each round."""
     if len(values) < 2:
         return None
     logarithms = log_values(values)
@@ -99,20 +113,23 @@ CONFIDENCE = 0.95
 
 
 def confidence_of_each(count: int) -> float:
-    """Return the confidence of each of `count` intervals that hold together with CONFIDENCE
-    (Bonferroni)."""
+    """Return the confidence that each of `count` intervals needs (Bonferroni's correction).
+
+    Then all of them hold together with CONFIDENCE."""
     return 1 - (1 - CONFIDENCE) / max(count, 1)
 
 
-#: Change of a time that does not matter, unless the user says otherwise: 2%.
+#: Change of a time that does not matter, unless --tolerance says otherwise: 2%.
 TOLERANCE = 0.02
 
 
 def verdict(low: float | None, high: float | None, tolerance: float = 0.0) -> str:
-    """Return "faster", "slower", "same" or "unclear" for the interval of a ratio new / baseline.
+    """Judge a ratio of times, new / baseline, by its interval.
 
-    Same: the whole interval is within the tolerance (0.02: 2%); faster, slower: the whole is beyond
-      it."""
+    Returns "faster" or "slower" if the whole interval is beyond the tolerance, "same" if the whole
+    is within it, and else, or without an interval, "unclear".
+
+    tolerance: 0.02 is 2% up, or down by the same factor."""
     if low is None or high is None:
         return "unclear"
     if high < 1 / (1 + tolerance):
@@ -123,6 +140,7 @@ def verdict(low: float | None, high: float | None, tolerance: float = 0.0) -> st
 
 
 def log_values(values: Sequence[float]) -> list[float]:
+    """Return natural logarithms.  Raises ValueError without values, and for one of 0 or less."""
     if not values or min(values) <= 0:
         raise ValueError("positive values are needed")
     return [math.log(value) for value in values]

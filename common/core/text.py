@@ -1,5 +1,4 @@
-"""Write numbers, names and amounts as people read them, in the terminal, in Markdown and on the
-page."""
+"""Write numbers, names and messages for people: in the terminal, in Markdown and on the page."""
 
 from __future__ import annotations
 
@@ -16,21 +15,25 @@ Key = TypeVar("Key")
 Inner = TypeVar("Inner")
 Value = TypeVar("Value")
 
-LONGEST_CELL = 26  # characters, in the terminal
-LONGEST_MESSAGE = 1000  # characters, of a package's message
-#: A command to a terminal, such as a colour or the title of its window.
+#: Most characters of a cell in the terminal.
+LONGEST_CELL = 26
+#: Most characters of an error message of a package.
+LONGEST_MESSAGE = 1000
+#: A command to a terminal: a colour, "\x1b[31m", or the title of its window, "\x1b]0;title\x07".
 _COMMAND = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\))")
 
-#: Number that stands in JSON for infinity and NaN.
+#: Replaces infinity and NaN in JSON, which has neither.
 UNBOUNDED = 1e300
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
+#: The folders of an absolute path: "/usr/lib/" of "/usr/lib/libc.so", nothing in "https://a.b/c".
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.+-]+/)+")
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return about `digits` significant digits, without an exponent for what people measure; "-"
-    for None, NaN, inf."""
+    """Return a number with about `digits` significant digits, at most six of them decimals.
+
+    It has no exponent: "0.001234", "1234567".  None, NaN and infinity are "-"."""
     if value is None or not math.isfinite(value):
         return "-"
     if value == 0:
@@ -39,13 +42,12 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:.{min(max(decimals, 0), 6)}f}"
 
 
-#: Ends of an interval beyond these say only that it tells nothing.
+#: Ends of an interval of ratios beyond these are not written out: it is too wide to say anything.
 LEAST_END, MOST_END = 1e-3, 1e4
 
 
 def interval(low: float | None, high: float | None, digits: int = 3, joint: str = " to ") -> str:
-    """Return "1.59 to 1.91", or "below 0.001 to above 10000" where it tells nothing; "" for
-    None."""
+    """Return an interval in words: "1.59 to 1.91", or "below 0.001 to above 10000"; "" for None."""
     if low is None or high is None:
         return ""
     begin = f"below {LEAST_END:g}" if low < LEAST_END else number(low, digits)
@@ -54,98 +56,100 @@ def interval(low: float | None, high: float | None, digits: int = 3, joint: str 
 
 
 def closest(word: str, choices: Iterable[str]) -> str:
-    """Return "; did you mean 'k2'?" for the choice most like a mistyped word; "" where none is like
-    it."""
+    """Return "; did you mean 'k2'?" with the choice that is closest to a mistyped word.
+
+    Returns "" if no choice is similar."""
     matches = difflib.get_close_matches(word, list(choices), 1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def count(number: int, noun: str) -> str:
-    """Return "1 round", "3 rounds", "2 batches" or "2 losses"."""
-    return (
-        f"{number} {noun}"
-        if number == 1
-        else f"{number} {noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
-    )
+    """Return a number and its noun: "1 round", "3 rounds", "2 batches" or "2 losses"."""
+    plural = "es" if noun.endswith(("ch", "s")) else "s"
+    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 def percent(share: float | None) -> str:
+    """Return a fraction as "12.3%"; "-" for None."""
     return "-" if share is None else f"{100 * share:.1f}%"
 
 
 def error(value: float | None) -> str:
-    """Return a relative error with two digits; "-" for None, "inf" for UNBOUNDED."""
+    """Return a relative error with two digits, "1.2e-05"; "-" for None, "inf" from UNBOUNDED on."""
     if value is None:
         return "-"
     return "inf" if value >= UNBOUNDED else f"{value:.1e}"
 
 
 def finite(value: float) -> float:
-    """Clamp to UNBOUNDED, since JSON has no infinity."""
+    """Return the number, or UNBOUNDED for infinity and NaN, which JSON lacks."""
     return value if value < UNBOUNDED else UNBOUNDED
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the message, and the next where the first only announces it; of
-    TorchScript the last, after its own traceback."""
+    """Return the line of an error's message that says what is wrong.
+
+    That is the first line, with the second if the first ends with ":".  An error in TorchScript has
+    its own traceback in the message, so there it is the last line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     if any(line.startswith("Traceback of TorchScript") for line in lines):
         return clipped(lines[-1].removeprefix("RuntimeError: "))
-    return clipped(" ".join(lines[: 1 + lines[0].endswith(":")]))
+    used = 2 if lines[0].endswith(":") else 1
+    return clipped(" ".join(lines[:used]))
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the type and the first line of the message; of a ValueError, a sentence to its caller,
-    the line alone."""
-    if type(error) is ValueError and str(error).strip():
-        return first_line(error)
-    return (
-        f"{type(error).__name__}: {first_line(error)}"
-        if str(error).strip()
-        else type(error).__name__
-    )
+    """Return the type and the line of an error that says what is wrong: "OSError: disk full".
+
+    The type of a ValueError is left out: its message is mostly a sentence to the caller."""
+    name = type(error).__name__
+    if not str(error).strip():
+        return name
+    return first_line(error) if type(error) is ValueError else f"{name}: {first_line(error)}"
 
 
-def short(cell: str, longest: int = LONGEST_CELL) -> str:
-    return cell if len(cell) <= longest else cell[: longest - 3] + "..."
+def short(text: str, longest: int = LONGEST_CELL) -> str:
+    """Return the text, cut with "..." at its end if it has more than `longest` characters."""
+    return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
 def escaped(text: Any) -> str:
-    """Return Markdown that shows `text` itself, on one line: no markup, no links."""
+    """Return Markdown of one line that shows `text` as it is, without markup or links."""
+    # Characters of markup, and a "]" that could end the text of a link: "](", "][", "]:".
     return re.sub(r"([\\`*|~]|\](?=[(\[:]))", r"\\\1", html.escape(plain(text), quote=False))
 
 
 def plain(text: Any) -> str:
-    """Return text on one line, without what a terminal would obey: commands, control and direction
-    characters."""
+    """Return text on one line that is safe to print.
+
+    Left out are commands to the terminal, control characters and those that turn the direction of
+    writing."""
     spaced = re.sub(r"\s+", " ", str(text))
     if spaced.isprintable():
         return spaced
-    return "".join(
-        letter for letter in _COMMAND.sub("", spaced) if unicodedata.category(letter)[0] != "C"
-    )
+    text = _COMMAND.sub("", spaced)
+    return "".join(letter for letter in text if not unicodedata.category(letter).startswith("C"))
 
 
 def clipped(text: str) -> str:
-    """Return a package's message of any size as `plain` text of at most LONGEST_MESSAGE
-    characters."""
+    """Return a message as one safe line of at most LONGEST_MESSAGE characters."""
     return short(plain(text[: 2 * LONGEST_MESSAGE]), LONGEST_MESSAGE)
 
 
 def shown(value: Any) -> str:
-    """Return `value` as Python writes it, for a message; of a long one the beginning and the
-    end."""
+    """Return the repr of a value for a message; the middle of a long one is left out."""
     return _SHORT.repr(value)
 
 
 def without_folders(text: str) -> str:
-    """Reduce absolute paths to their last name: folders of one machine tell another nothing.  URLs
-    stay."""
+    """Cut absolute paths in a text to their last name; URLs stay as they are.
+
+    Then the messages of two machines can be compared."""
     return _FOLDERS.sub("", text)
 
 
 def gathered(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
-    """Group pairs: each key once, with the list of its values, in order."""
+    """Group (key, value) pairs as {key: [value, ...]}, in the order of the pairs."""
     groups: dict[Key, list[Value]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -153,10 +157,10 @@ def gathered(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
 
 
 def gathered_twice(
-    lines: Iterable[tuple[Key, Inner, Value]],
+    triples: Iterable[tuple[Key, Inner, Value]],
 ) -> dict[Key, dict[Inner, list[Value]]]:
-    """Group triples such as (round, batch, time) into round -> batch -> times, in order."""
-    outer = gathered((outer, (inner, value)) for outer, inner, value in lines)
+    """Group triples such as (round, batch, time) as {round: {batch: [time, ...]}}, in order."""
+    outer = gathered((outer, (inner, value)) for outer, inner, value in triples)
     return {key: gathered(pairs) for key, pairs in outer.items()}
 
 
@@ -165,8 +169,9 @@ GIB = 2**30
 
 
 def quantity(value: float | None, unit: str = "") -> str:
-    """Return "999 FLOPs", "1.0 KFLOPs", "1.23 MMACs", "94.7 M": at most two decimals, steps of
-    1000; "-" for None."""
+    """Return a number with a prefix for powers of 1000: "999 FLOPs", "1.23 MMACs", "94.7 M".
+
+    It has at most two decimals.  None is "-"."""
     if value is None:
         return "-"
     scaled: float = round(value)

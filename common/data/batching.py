@@ -1,22 +1,21 @@
-"""Which utterances share a batch, and which batches a run measures.
+"""Make batches of the utterances of a shape file, and choose those that a run measures.
 
-Two ways, both common in training: a fixed number of utterances in file order, or sorted by length
-and filled up to a number of frames.  A batch is rows of the shape file; rnnt_bench.losses.inputs
-makes tensors of it.  numpy only.
+Batches are formed in two ways, both common in training: a fixed number of utterances in file order,
+or utterances sorted by length, up to a number of frames.  A batch is rows (T, U) of the shape file;
+rnnt_bench.losses.inputs makes tensors of it.  Each timing round has batches of its own (--batches
+random or spread), or all rounds have the same (first or longest).
 
-Other lengths are rules on the rows of the shape file, applied once, before batches are made: a
-stronger front end, another vocabulary, long form, or one T and one U for all.  They are estimates:
-generate_shape_info.py counts the tokens of a real vocabulary and the frames of a real front end.
-Each timing round has batches of its own (--batches random or spread), or all rounds have the same
-(first, longest).
+Before that, `vary` may change the lengths, as another front end, another vocabulary or long form
+would.  These are estimates: generate_shape_info.py counts the tokens of a real vocabulary and the
+frames of a real front end.
 
-A cell is one (t, u) of the output lattice: an utterance has T * (U + 1) useful ones, a batch N *
-max T * (max U + 1) padded ones.
+A cell is one (t, u) of the output lattice.  An utterance has T (U + 1) useful cells, a batch of N
+utterances N max(T) (max(U) + 1) padded cells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +29,15 @@ from rnnt_bench.records.schema import Totals
 
 
 class Batches:
-    """A sequence of batches.  ``batches[i]`` is int32 (N, 2), columns T and U; ``utterances`` are
-    those of all batches. It is made of the rows of the shape file; order: their numbers, batch
-    after batch; bounds: batch i is ``order[bounds[i]:bounds[i + 1]]``; too_long: rows of utterances
-    of more than max_frames, longest first."""
+    """Hold all batches.  ``batches[i]`` is int32 (N, 2), columns T and U.
+
+    Args:
+        utterances: (utterances, 2), the rows of the shape file.
+        order: the numbers of these rows, batch after batch.
+        bounds: batch i has the rows ``order[bounds[i]:bounds[i + 1]]``.
+        too_long: the numbers of rows that alone have more than --max-frames, longest first.
+
+    The attribute `utterances` has the rows of all batches in the order of the batches."""
 
     def __init__(
         self,
@@ -54,12 +58,13 @@ class Batches:
         return self.utterances[self._slice(index)]
 
     def rows(self, index: int) -> np.ndarray:
-        """Return the rows of batch `index` in the shape file: int64 (N,), counted from 0."""
+        """Return the numbers of a batch's rows in the shape file, from 0: int64 (N,)."""
         return self._order[self._slice(index)]
 
     def describe(self, index: int, prune_range: int | None = None) -> dict[str, int]:
-        """Return batch `index` as records have it; prune_range: also the cells of so many symbols
-        per frame."""
+        """Return the sizes of a batch as records have them (records.schema.Batch).
+
+        prune_range: symbols that a pruned loss keeps for each frame; None leaves out its cells."""
         T, U = self[index].astype(np.int64).T
         cells = T * (U + 1)
         numbers = {
@@ -78,7 +83,7 @@ class Batches:
         return {key: int(value) for key, value in numbers.items()}
 
     def all_cells(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the useful and padded cells of every batch, each int64 (batches,)."""
+        """Return the numbers of useful and of padded cells of every batch, both int64 (batches,)."""
         T, U = self.utterances.astype(np.int64).T
         starts = self._bounds[:-1]
         useful = np.add.reduceat(T * (U + 1), starts)
@@ -90,38 +95,40 @@ class Batches:
         return np.maximum.reduceat(self.utterances[:, 0].astype(np.int64), self._bounds[:-1])
 
     def totals(self) -> Totals:
-        """Return the counts of all batches, and the mean logarithm of the useful share of their
-        cells."""
+        """Return the sizes of all batches together, as a record has them."""
         T = self.utterances[:, 0].astype(np.int64)
         useful, padded = self.all_cells()
         share = float(np.log(useful / padded).mean())
         return Totals(len(T), int(T.sum()), int(T.max()), len(self), share)
 
     def _slice(self, index: int) -> slice:
-        index = range(len(self))[index]  # raises IndexError
+        index = range(len(self))[index]  # raises IndexError; -1 is the last
         return slice(self._bounds[index], self._bounds[index + 1])
 
 
 def fixed_size(utterances: np.ndarray, batch_size: int) -> Batches:
-    """Return batches of `batch_size` utterances (utterances, 2) in file order; the last one may be
-    short."""
+    """Return batches of `batch_size` utterances in file order; the last one may have fewer.
+
+    utterances: (utterances, 2), columns T and U."""
     count = len(utterances)
     bounds = np.append(np.arange(0, count, batch_size, dtype=np.int64), count)
     return Batches(utterances, np.arange(count, dtype=np.int64), bounds)
 
 
 def max_frames(utterances: np.ndarray, max_frames: int, padded: bool = False) -> Batches:
-    """Return batches of utterances (utterances, 2) sorted by T, then U, longest first.
+    """Return batches of utterances sorted by T, then U, longest first.
 
-    Each is filled while its sum of T stays within `max_frames`, or, if `padded`, its utterances
-    times its longest T.  Equal ones keep their file order; a longer utterance is a batch of its
-    own."""
+    Utterances of one length keep their file order.  A batch is filled up to `max_frames`; an
+    utterance with more frames is a batch of its own.
+
+    utterances: (utterances, 2), columns T and U; padded: whether the frames of a batch are N max(T)
+    and not the sum of T."""
     T, U = np.asarray(utterances).astype(np.int64).T
     order = np.lexsort((-U, -T))
     T = T[order]
     starts = np.arange(len(T))
-    # ends[i] is the end of a batch that starts at i
-    if padded:
+    # ends[i]: where a batch ends that starts at utterance i
+    if padded:  # T[i] is the longest of that batch
         ends = np.minimum(starts + max_frames // T, len(T))
     else:
         total = np.cumsum(T)
@@ -135,13 +142,16 @@ def max_frames(utterances: np.ndarray, max_frames: int, padded: bool = False) ->
 
 
 def select(batches: Batches, mode: str, count: int, seed: int, round_number: int = 1) -> list[int]:
-    """Return the indices of the batches to measure in a round: `count` of them, or all where there
-    are no more.
+    """Return the indices of the batches that a round measures.
 
-    mode: ``first`` (file or creation order), ``longest`` (most padded cells first), ``random``
-    (seeded), ``spread`` (seeded: sorted by T and padded cells, longest first, cut into `count`
-    equal parts, one each).  The last two draw other batches in every round (from 1); random ones
-    repeat only when all were drawn."""
+    Args:
+        mode: a value of --batches.  "first": in the order of the batches.  "longest": those with
+            the most padded cells.  "random": drawn without repetition over all rounds, until all
+            were drawn.  "spread": sorted by longest T and padded cells and cut into `count` equal
+            parts, with one drawn of each part.
+        count: how many; all, if there are fewer.
+        seed: of the draw.
+        round_number: from 1."""
     available = len(batches)
     count = min(count, available)
     if mode == "first":
@@ -156,20 +166,26 @@ def select(batches: Batches, mode: str, count: int, seed: int, round_number: int
     by_length = np.lexsort((-padded, -batches.longest()))
     edges = np.arange(count + 1) * available // count
     shares = shapes.uniform64(seed, begin + count)[begin:]
-    return by_length[edges[:-1] + (shares * np.diff(edges)).astype(np.int64)].tolist()
+    drawn = edges[:-1] + (shares * np.diff(edges)).astype(np.int64)
+    return by_length[drawn].tolist()
 
 
 def heaviest(batches: Batches, indices: Sequence[int] | None = None) -> list[int]:
-    """Return the batches of `indices` (None: all) that need the most memory: the one with the most
-    padded cells, and the one with the most useful cells, which packed losses use; one index where
-    they are the same."""
+    """Return the one or two batches that need the most memory.
+
+    The first has the most padded cells, the second the most useful cells, of which packed losses
+    make logits.
+
+    indices: the batches to choose from; None for all."""
     candidates = range(len(batches)) if indices is None else indices
     useful, padded = batches.all_cells()
-    return list(dict.fromkeys(max(candidates, key=cells.__getitem__) for cells in (padded, useful)))
+    most_padded = max(candidates, key=padded.__getitem__)
+    most_useful = max(candidates, key=useful.__getitem__)
+    return [most_padded] if most_padded == most_useful else [most_padded, most_useful]
 
 
 def lightest(batches: Batches, indices: Sequence[int]) -> int:
-    """Return the batch of `indices` with the fewest padded cells."""
+    """Return the one of `indices` whose batch has the fewest padded cells."""
     _, padded = batches.all_cells()
     return min(indices, key=padded.__getitem__)
 
@@ -179,13 +195,17 @@ SUBSAMPLING = 4
 
 
 def load(settings: Settings, round_number: int | None = None) -> tuple[Batches, list[int]]:
-    """Return all batches of the shape file, with the durations and variations of the settings, and
-    the indices of those that are measured in a round (None: in all rounds).  Raises UserError."""
+    """Return all batches of the shape file, and the indices of those that a round measures.
+
+    The settings decide which utterances stay, how their lengths change, and how batches are formed.
+    Raises UserError.
+
+    round_number: from 1; None for the batches of all rounds."""
     path = Path(settings.shape_file)
-    factor = shapes.subsampling(path)
+    factor = shapes.subsampling(path) or SUBSAMPLING
     subsampling = settings.subsampling
-    # A file whose frames are subsampled by another factor is used as it is.
-    if factor not in (None, SUBSAMPLING):
+    # Only frames at x4 can be changed to another factor; others stay as they are.
+    if factor != SUBSAMPLING:
         if subsampling not in (factor, SUBSAMPLING):
             raise UserError(
                 f"--subsampling {subsampling}: the frames of {path} are at x{factor} already, as the file beside it "
@@ -195,28 +215,35 @@ def load(settings: Settings, round_number: int | None = None) -> tuple[Batches, 
     utterances = between(
         shapes.load(path),
         shapes.frame_shift(path),
-        factor or SUBSAMPLING,
+        factor,
         settings.min_duration,
         settings.max_duration,
     )
-    lengths = {
-        key: getattr(settings, key) for key in ("token_scale", "concatenate", "frames", "tokens")
-    }
-    batches = in_batches(vary(utterances, subsampling=subsampling, **lengths), settings)
+    varied = vary(
+        utterances,
+        subsampling,
+        settings.token_scale,
+        settings.concatenate,
+        settings.frames,
+        settings.tokens,
+    )
+    batches = in_batches(varied, settings)
     return batches, selected(batches, settings, round_number)
 
 
 def in_batches(utterances: np.ndarray, settings: Settings) -> Batches:
-    """Return the batches of utterances (utterances, 2) that the settings ask for."""
+    """Form batches of utterances, (utterances, 2), as the settings say."""
     if settings.sort_utterance:
         return max_frames(utterances, settings.max_frames, settings.max_frames_padded)
     return fixed_size(utterances, settings.batch_size)
 
 
 def warnings(batches: Batches, chosen: Sequence[int], settings: Settings) -> list[str]:
-    """Return a line for each surprise in the batches of a run."""
+    """Return a line for each thing that a user may not expect of the batches of a run.
+
+    chosen: the indices of the batches that the run measures."""
     lines = []
-    if batches.too_long:  # the longest is first, as in the batches
+    if batches.too_long:  # these are the first batches, the longest first
         lines.append(
             f"{text.count(len(batches.too_long), 'utterance')} longer than --max-frames, each a batch of its own; "
             f"the longest has {batches[0][0, 0]} frames (row {batches.too_long[0]}, counted from 0)"
@@ -232,11 +259,14 @@ def warnings(batches: Batches, chosen: Sequence[int], settings: Settings) -> lis
 
 
 def selected(batches: Batches, settings: Settings, round_number: int | None = None) -> list[int]:
-    """Return the indices of the measured batches of a round; without one, of all rounds, each
-    once."""
+    """Return the indices of the batches that a round of a run measures.
+
+    round_number: from 1; None for the batches of all rounds, each once."""
+    rounds: Iterable[int] = range(1, settings.rounds + 1)
     if not settings.own_batches:
-        round_number = 1
-    rounds = range(1, settings.rounds + 1) if round_number is None else [round_number]
+        rounds = [1]  # all rounds have the same
+    elif round_number is not None:
+        rounds = [round_number]
     indices: dict[int, None] = {}
     for number in rounds:
         chosen = select(batches, settings.batches, settings.num_batches, settings.seed, number)
@@ -252,24 +282,26 @@ def vary(
     frames: int | None = None,
     tokens: int | None = None,
 ) -> np.ndarray:
-    """Return rows of other lengths, int32 (rows, 2), columns T and U.  The arguments apply in this
-    order:
+    """Return utterances of other lengths: int32 (rows, 2), columns T and U.
 
-    Args:
+    Raises UserError for a T or U that is no int32.
+
+    Args, applied in this order:
         utterances: (utterances, 2), columns T and U at x4.
-        concatenate: so many successive rows become one, with the sums of T and of U; the last group
-          may be smaller.
-        subsampling: T frames at x4 are at least 4 T + 3 feature frames, which go through the front
-            end of shapes.subsampled; at least 1.
-        token_scale: factor of U, rounded half to even; U >= 1 gives at least 1.
-        frames, tokens: this T, this U, for every row.
+        concatenate: this many successive rows become one, with the sums of T and of U; the last one
+            may be of fewer.
+        subsampling: the factor of another front end (shapes.subsampled).  It gets the fewest
+            feature frames that have T frames at x4, and makes at least 1 frame of them.
+        token_scale: factor of U, rounded half to even; U >= 1 stays at least 1.
+        frames, tokens: replace every T, every U; None leaves them.
     """
     rows = np.asarray(utterances, dtype=np.int64)
     if concatenate > 1:
         rows = np.add.reduceat(rows, np.arange(0, len(rows), concatenate), axis=0)
     T, U = rows.T
     if subsampling != SUBSAMPLING:
-        T = np.maximum(shapes.subsampled(SUBSAMPLING * T + 3, subsampling), 1)
+        features = shapes.feature_frames(T, SUBSAMPLING)
+        T = np.maximum(shapes.subsampled(features, subsampling), 1)
     if token_scale != 1:
         U = np.maximum(np.rint(U * token_scale), np.minimum(U, 1))
     if frames is not None:
@@ -292,14 +324,22 @@ def between(
     shortest: float | None,
     longest: float | None,
 ) -> np.ndarray:
-    """Return the rows (utterances, 2) of at least `shortest` and at most `longest` seconds (None:
-    any).  T frames at x4 may be of up to three more feature frames than are counted, so the seconds
-    are right to 0.03."""
+    """Return the rows of utterances whose duration is between two bounds, both included.
+
+    At x4, four numbers of feature frames have the same T, and the fewest are taken.  So with a
+    frame shift of 0.01 s a duration is right to 0.03 s.  Raises UserError if no row is left.
+
+    Args:
+        utterances: (utterances, 2), columns T and U.
+        frame_shift: seconds between feature frames.
+        factor: subsampling of T.
+        shortest, longest: the bounds in seconds; None for no bound."""
     if shortest is None and longest is None:
         return utterances
     frames = shapes.feature_frames(np.asarray(utterances[:, 0], dtype=np.int64), factor)
     kept = np.ones(len(frames), dtype=bool)
-    if shortest is not None:  # bounds are frames, since 0.01 s has no exact float
+    # The bounds are compared as frames, which are exact; 0.01 s is no exact float.
+    if shortest is not None:
         kept &= frames >= round(shortest / frame_shift) - (factor - 1)
     if longest is not None:
         kept &= frames <= round(longest / frame_shift)

@@ -1,8 +1,6 @@
-"""Makes a shape file of what the flags of the command shapes name: a source, its rows, their
-provenance, the files.
+"""Make a shape file, and its provenance, of a manifest or of published figures.
 
-The provenance names files without their folders, and no time, so that the same input and versions
-give the same files.
+The provenance has no folders and no time, so that the same input and versions give the same files.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,20 +29,34 @@ from rnnt_bench.data.manifests import Utterance
 SCHEMA = 1
 #: Utterances in the batches whose padding is printed.
 BATCH_SIZE = 30
-#: Share of the tokens from which unknown ones are warned of: a model that fits its texts has almost
+#: Share of unknown tokens from which a warning is printed.  A model that fits its texts has almost
 #: none.
 MOST_UNKNOWN = 0.01
-#: Seconds by which a duration may miss its bound: durations are of whole samples, and speeds divide
-#: them.
+#: Seconds by which a duration may miss --min-duration or --max-duration.  Durations are rounded to
+#: whole samples, and then divided by the speed.
 ROUNDING = 1e-4
-#: Return value of _from_figures and from_manifest: T and U, int32 (rows, 2); feature frames and U;
-#: the provenance; (path, content) of files that are written beside the shape file.
-Generated = tuple[np.ndarray, np.ndarray, shapes.Provenance, list[tuple[Path, bytes]]]
+
+
+class Generated(NamedTuple):
+    """Hold what a source gives, before it is written.
+
+    Attributes:
+        rows: of the shape file, int32 (rows, 2), columns T and U
+        features: the same with feature frames in the place of T
+        provenance: of the shape file
+        beside: (path, content) of other files to write, such as a trained model
+    """
+
+    rows: np.ndarray
+    features: np.ndarray
+    provenance: shapes.Provenance
+    beside: list[tuple[Path, bytes]]
 
 
 def generate(flags: argparse.Namespace) -> list[str]:
-    """Write the shape file that the flags ask for, or nothing where it raises UserError; return
-    lines to show."""
+    """Write the shape file that the flags of the command `shapes` ask for; return lines to print.
+
+    Raises UserError, and then writes nothing."""
     outputs = [flags.output]
     if flags.write_features:
         outputs.append(flags.output.with_suffix(".features.pt"))
@@ -55,22 +67,24 @@ def generate(flags: argparse.Namespace) -> list[str]:
     if flags.bpe_vocab_size:
         _check_own(flags.output, _trained_model(flags), shapes.entry(flags.output, "bpe_model"))
     generated = _from_figures(flags) if flags.from_figures else from_manifest(flags, outputs)
-    rows, features, provenance, beside = generated
-    provenance = {"schema": SCHEMA, **provenance}
-    shapes.save(flags.output, rows, provenance, *beside)
-    lines = [
-        *(
-            f"{name.replace('_', ' ')}: {count:,}"
-            for name, count in provenance.get("counts", {}).items()
-        ),
-        *(f"wrote {path}" for path, _ in beside),
-        f"wrote {flags.output}: {len(rows):,} utterances",
-    ]
+    provenance = {"schema": SCHEMA, **generated.provenance}
+    shapes.save(flags.output, generated.rows, provenance, *generated.beside)
+    counts = provenance.get("counts", {})
+    lines = [f"{name.replace('_', ' ')}: {count:,}" for name, count in counts.items()]
+    lines += [f"wrote {path}" for path, _ in generated.beside]
+    lines.append(f"wrote {flags.output}: {len(generated.rows):,} utterances")
     for path in outputs[1:]:
         options = {**provenance["options"], "subsampling_factor": 1}
-        shapes.save(path, features, {**provenance, "options": options})
-        frames = features[:, 0]
+        shapes.save(path, generated.features, {**provenance, "options": options})
+        frames = generated.features[:, 0]
         lines.append(f"wrote {path}: feature frames {frames.min()} to {frames.max()}")
+    lines += _described(generated.rows)
+    return [*lines, f"next: {command('run')} --shape-file {shlex.quote(str(flags.output))}"]
+
+
+def _described(rows: np.ndarray) -> list[str]:
+    """Return lines about the lengths in a shape file, and about the padding of its batches."""
+    lines = []
     for name, column in zip("TU", rows.T):
         low, middle, high = np.percentile(column, (5, 50, 95))
         spread = f"median {middle:.0f}, 5% to 95%: {low:.0f} to {high:.0f}"
@@ -78,7 +92,7 @@ def generate(flags: argparse.Namespace) -> list[str]:
     in_file = f"{_padding(rows)} of the cells in file order"
     by_length = _padding(rows[np.argsort(rows[:, 0], kind="stable")])
     lines.append(f"padding of batches of {BATCH_SIZE}: {in_file}, {by_length} sorted by length")
-    return [*lines, f"next: {command('run')} --shape-file {shlex.quote(str(flags.output))}"]
+    return lines
 
 
 def _padding(rows: np.ndarray) -> str:
@@ -88,8 +102,10 @@ def _padding(rows: np.ndarray) -> str:
 
 
 def _check_own(output: Path, beside: Path, provenance: shapes.Provenance) -> None:
-    """Raise UserError for a file beside the output that is there and that its provenance does not
-    name."""
+    """Raise UserError if writing `output` would replace a file that no earlier run made.
+
+    beside: the file that would be replaced; provenance: what an earlier run noted of it, {} for
+    nothing."""
     if not os.path.lexists(beside):
         return
     if not beside.is_file() or provenance.get("sha256") != shapes.sha256(beside):
@@ -99,7 +115,7 @@ def _check_own(output: Path, beside: Path, provenance: shapes.Provenance) -> Non
 
 
 def _trained_model(flags: argparse.Namespace) -> Path:
-    """Return the file of the model that is trained where none is given."""
+    """Return the path of the model that is trained if --bpe-model gives none."""
     return flags.output.with_suffix(".bpe.model")
 
 
@@ -108,6 +124,7 @@ def _name_and_hash(path: Path) -> dict[str, str]:
 
 
 def _from_figures(flags: argparse.Namespace) -> Generated:
+    """Draw a shape file from the published figures of LibriSpeech (shapes.draw)."""
     seed = shapes.SEED if flags.seed is None else flags.seed
     provenance = {
         "about": "a draw from the published figures of LibriSpeech train-clean-100 at speeds 0.9, 1.0 and 1.1, "
@@ -116,18 +133,19 @@ def _from_figures(flags: argparse.Namespace) -> Generated:
         "options": {"seed": seed},
         "versions": shapes.versions("torch"),
     }
-    return (*shapes.draw(seed), provenance, [])
+    rows, features = shapes.draw(seed)
+    return Generated(rows, features, provenance, [])
 
 
 def from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Generated:
-    """Return what the flags of the command shapes say of a manifest.  outputs: files that no input
-    may be.  Raises UserError."""
+    """Read the manifest that the flags of the command `shapes` name, and count frames and tokens.
+
+    Raises UserError.
+
+    outputs: files that will be written, so none may be an input."""
     model = load_model(flags.bpe_model) if flags.bpe_model else None
     model_file = flags.bpe_model or _trained_model(flags)
-    recordings = flags.recordings
-    sibling = flags.manifest.with_name(flags.manifest.name.replace("supervisions", "recordings"))
-    if not (recordings or flags.features) and sibling != flags.manifest and sibling.is_file():
-        recordings = sibling
+    recordings = _recordings(flags)
     inputs = [path for path in (flags.manifest, recordings, flags.features) if path]
     if model is None:
         _check_inputs_stay(flags, inputs, [*outputs, model_file])
@@ -145,21 +163,8 @@ def from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Generat
         model = train(texts, flags.bpe_vocab_size, flags.bpe_model_type)
         beside.append((model_file, model))
     processor = _processor(model)
-    rows = table(utterances, processor, flags, counts)
-    unknown = counts["unknown_tokens"] / max(counts["tokens"], 1)
-    if unknown >= MOST_UNKNOWN:
-        line = plain(
-            f"{unknown:.0%} of the tokens of {flags.manifest} are <unk> to {model_file}: does the model have "
-            "the letter case and the letters of the texts? U is not that of a training"
-        )
-        print(f"warning: {line}", file=sys.stderr)
-    if not len(rows):
-        empty = counts["without_supervision"] + counts["with_empty_text"]
-        short = counts["rows_left_out_as_too_short"]
-        raise UserError(
-            f"{flags.manifest}: no utterance is left: of {counts['utterances_read']} read, {empty} have no text, "
-            f"{short} rows are too short, others are not between --min-duration and --max-duration"
-        )
+    rows = _rows(utterances, processor, flags, counts)
+    _check_counts(flags.manifest, model_file, counts)
     options = ["subsampling_factor", "speed_perturbation", "frame_shift", "keep_empty", "limit"]
     options += [
         name for name in ("min_duration", "max_duration", "perturb_again") if getattr(flags, name)
@@ -176,30 +181,62 @@ def from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Generat
         "counts": dict(sorted(counts.items())),
         "versions": shapes.versions("torch", "lhotse", "sentencepiece"),
     }
-    return rows[:, :2], rows[:, [2, 1]], provenance, beside
+    return Generated(rows[:, :2], rows[:, [2, 1]], provenance, beside)
+
+
+def _recordings(flags: argparse.Namespace) -> Path | None:
+    """Return the manifest of recordings: that of --recordings, or one beside the supervisions.
+
+    For x_supervisions.jsonl.gz that is x_recordings.jsonl.gz.  It is not needed with --features."""
+    sibling = flags.manifest.with_name(flags.manifest.name.replace("supervisions", "recordings"))
+    if not (flags.recordings or flags.features) and sibling != flags.manifest and sibling.is_file():
+        return sibling
+    return flags.recordings
 
 
 def _check_inputs_stay(
     flags: argparse.Namespace, inputs: Sequence[Path], outputs: Sequence[Path]
 ) -> None:
-    """Raise UserError where an output is one of the inputs."""
-    for path, output in itertools.product(
-        filter(Path.exists, inputs), filter(Path.exists, outputs)
-    ):
-        if output.samefile(path):
+    """Raise UserError if an output is the same file as an input."""
+    for path, output in itertools.product(inputs, outputs):
+        if path.exists() and output.exists() and output.samefile(path):
             raise UserError(
                 f"--output {flags.output}: the input {output} would be replaced; name another file"
             )
 
 
-def table(
+def _check_counts(manifest: Path, model_file: Path, counts: Counter) -> None:
+    """Warn of many unknown tokens; raise UserError if no row is left.
+
+    counts: what `_rows` and manifests.Reader counted."""
+    unknown = counts["unknown_tokens"] / max(counts["tokens"], 1)
+    if unknown >= MOST_UNKNOWN:
+        line = plain(
+            f"{unknown:.0%} of the tokens of {manifest} are <unk> to {model_file}: does the model have "
+            "the letter case and the letters of the texts? U is not that of a training"
+        )
+        print(f"warning: {line}", file=sys.stderr)
+    if not counts["rows"]:
+        empty = counts["without_supervision"] + counts["with_empty_text"]
+        short = counts["rows_left_out_as_too_short"]
+        raise UserError(
+            f"{manifest}: no utterance is left: of {counts['utterances_read']} read, {empty} have no text, "
+            f"{short} rows are too short, others are not between --min-duration and --max-duration"
+        )
+
+
+def _rows(
     utterances: Sequence[Utterance],
     processor: Any,
     flags: argparse.Namespace,
     counts: Counter,
 ) -> np.ndarray:
-    """Return int32 (rows, 3), columns T, U and feature frames, one speed after the other; count
-    what is left out."""
+    """Return the rows of utterances: int32 (rows, 3), columns T, U and feature frames.
+
+    All rows of one speed come before those of the next.
+
+    processor: the SentencePieceProcessor that makes tokens; counts: gets the numbers of tokens, of
+    rows, and of what is left out."""
     empty = sum(not utterance.text for utterance in utterances)
     counts["kept_without_text" if flags.keep_empty else "left_out_without_text"] += empty
     if not flags.keep_empty:
@@ -229,11 +266,12 @@ def table(
     return rows.astype(np.int32)
 
 
-_LOG_NOTHING_BELOW_FATAL = 3
+#: Level of sentencepiece's log that has only fatal errors.
+_FATAL = 3
 
 
 def load_model(path: Path) -> bytes:
-    """Return the content of a SentencePiece model's file."""
+    """Return the content of a SentencePiece model's file.  Raises UserError if it is none."""
     try:
         content = read_bytes(path)
     except OSError as error:
@@ -252,15 +290,18 @@ def load_model(path: Path) -> bytes:
 
 
 def train(texts: Sequence[str], vocab_size: int, model_type: str = "bpe") -> bytes:
-    """Train a SentencePiece model of `texts`, one utterance each; ids: 0 <blk>, 1 <sos/eos>, 2
-    <unk>.  The same texts give the same model.  Raises UserError where they cannot give so many
-    tokens."""
+    """Train a SentencePiece model as icefall does, and return the content of its file.
+
+    Its first ids are 0 <blk>, 1 <sos/eos> and 2 <unk>.  The same texts give the same model.  Raises
+    UserError if the texts have too few different pieces, or too many letters, for the vocabulary.
+
+    texts: one of each utterance; model_type: bpe or unigram."""
     import sentencepiece
 
-    sentencepiece.set_min_log_level(_LOG_NOTHING_BELOW_FATAL)
+    sentencepiece.set_min_log_level(_FATAL)
     model = io.BytesIO()
     try:
-        sentencepiece.SentencePieceTrainer.train(  # as icefall trains a model
+        sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(texts),
             model_writer=model,
             model_type=model_type,
@@ -271,10 +312,10 @@ def train(texts: Sequence[str], vocab_size: int, model_type: str = "bpe") -> byt
             eos_id=-1,
             character_coverage=1.0,
             input_sentence_size=100_000_000,
-            minloglevel=_LOG_NOTHING_BELOW_FATAL,
+            minloglevel=_FATAL,
         )
     except RuntimeError as error:
-        problem = " ".join(str(error).split())  # it has the largest or smallest size that can be
+        problem = " ".join(str(error).split())  # it tells the largest or smallest possible size
         raise UserError(
             f"--bpe-vocab-size {vocab_size}: no model of {len(texts)} utterances ({problem})"
         ) from error
@@ -282,7 +323,8 @@ def train(texts: Sequence[str], vocab_size: int, model_type: str = "bpe") -> byt
 
 
 def _processor(model: bytes) -> Any:
+    """Return the SentencePieceProcessor of a model.  Raises RuntimeError for other bytes."""
     import sentencepiece
 
-    sentencepiece.set_min_log_level(_LOG_NOTHING_BELOW_FATAL)
+    sentencepiece.set_min_log_level(_FATAL)
     return sentencepiece.SentencePieceProcessor(model_proto=model)

@@ -1,13 +1,12 @@
-"""Utterances of lhotse manifests: their text and how many feature frames they have.  No audio or
-feature is opened.
+"""Read the utterances of lhotse manifests: their texts and numbers of feature frames.
 
-A cut is one utterance, with the texts of its supervisions in time order.  In a supervisions
-manifest each supervision is one, from its start to its end or to that of its recording, as lhotse's
-trim_to_supervisions cuts them.
+Audio and features are not opened.  A cut is one utterance, with the texts of its supervisions in
+time order.  In a manifest of supervisions, each is one utterance.  It ends at the end of its
+recording at the latest, as lhotse's trim_to_supervisions cuts it.
 
-Not lhotse's own loaders: they try a path as a command or a URL first, give a .json manifest any
-kind that parses, and raise any error for a wrong file.  Here a path is a file, an error names the
-entry, and a recording that is a shell command is not run.
+lhotse's own loaders are not used.  They try a path as a command or a URL first, take a .json
+manifest for any kind that parses, and raise any error for a wrong file.  Here a path is a file, an
+error names the entry, and a recording that is a shell command is not run.
 """
 
 from __future__ import annotations
@@ -29,20 +28,25 @@ from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.files import open_file
 from rnnt_bench.data.shapes import LARGEST
 
-# seconds by which lhotse lets the ends of supervisions, features and recordings differ
+#: Seconds by which lhotse lets the ends of supervisions, features and recordings differ.
 TOLERANCE = 0.001
 WANTED = "a lhotse manifest, .json or .jsonl, gzipped or not"
-#: Characters of one entry, or of all of a JSON array, which is read whole: a small gzip file can
-#: hold any number.
+#: Most characters of one entry, or of a whole JSON array: a small gzip file could have any number.
 LONGEST = 2**29
-#: The speed of what is perturbed ends lhotse's ids and begins Kaldi's.  "_sp12" may be a speaker.
+#: The speed in the id of perturbed audio: "1089-134686_sp1.1" of lhotse, "sp0.9-1089" of Kaldi.  An
+#: end such as "_sp12" is no speed: it may be a speaker.
 PERTURBED = re.compile(r"_sp(\d+\.\d+)$|^sp(\d+\.\d+)-")
 
 
 @dataclass(frozen=True)
 class Utterance:
-    """An utterance: all its text, feature frames at each speed asked for, seconds of audio before
-    perturbation."""
+    """Hold an utterance.
+
+    Attributes:
+        text: all its text; "" for none
+        frames: numbers of feature frames, at each speed of the Reader
+        seconds: duration of its audio at speed 1
+    """
 
     text: str
     frames: tuple[int, ...]
@@ -51,8 +55,13 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Span:
-    """A span of a recording in seconds; num_frames and frame_shift (s) if it has features; speed:
-    at which the recording is perturbed already, "" for none."""
+    """Hold a part of a recording.
+
+    Attributes:
+        start, seconds: its start in the recording and its duration, in seconds
+        num_frames, frame_shift: of its features, in frames and seconds; None without features
+        speed: the speed to which the recording is perturbed already, such as "1.1"; "" for none
+    """
 
     start: float
     seconds: float
@@ -63,8 +72,10 @@ class Span:
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (number from 1, JSON) of each entry of a manifest, whose content decides the format,
-    not its name."""
+    """Yield (number, JSON text) of each entry of a manifest, numbered from 1.
+
+    The content of the file decides whether it is a JSON array, JSON lines, or either gzipped; its
+    name does not matter.  Raises UserError."""
     try:
         with open_file(path) as raw:
             compressed = raw.read(2) == b"\x1f\x8b"
@@ -79,7 +90,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
                     yield from enumerate(map(json.dumps, entries), 1)
                 elif line.strip():
                     yield number, line
-    except OSError as error:  # a damaged gzip header is one too
+    except OSError as error:  # also for a damaged gzip header
         raise UserError(f"cannot read {path}: {error.strerror or error}; name {WANTED}") from error
     except (EOFError, ValueError, RecursionError, MemoryError, zlib.error) as error:
         raise UserError(f"{path}: damaged, or not {WANTED} ({type(error).__name__})") from error
@@ -87,7 +98,10 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def _naming(path: Path, number: int, entry: Any = None) -> Iterator[None]:
-    """Make a UserError, which names the entry, of any error: lhotse checks nothing."""
+    """Turn any error of the block into a UserError that names the entry.
+
+    lhotse does not check entries, so it may raise anything.  number: of the entry, from 1; entry:
+    the lhotse object, if there is one yet."""
     try:
         yield
     except UserError:
@@ -99,7 +113,12 @@ def _naming(path: Path, number: int, entry: Any = None) -> Iterator[None]:
 
 
 def _entry(path: Path, number: int, line: str, *kinds: str) -> Any:
-    """Return the lhotse object of a line of `path`; UserError where it is none of `kinds`."""
+    """Return the lhotse object of an entry of the manifest `path`.
+
+    Raises UserError if it is none, or of none of these kinds.
+
+    line: its JSON text; kinds: names of lhotse's classes, the first for the message; none for
+    any."""
     from lhotse.serialization import deserialize_item
 
     with _naming(path, number):
@@ -110,23 +129,26 @@ def _entry(path: Path, number: int, line: str, *kinds: str) -> Any:
     return item
 
 
-#: Classes of lhotse whose objects are an utterance each.
+#: lhotse's classes of cuts.
 CUTS = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut", "DataCut")
 SUPERVISION = "SupervisionSegment"
-Spans = dict[Any, list[Span]]
+#: Id of a recording -> parts of it.
+Spans = dict[str, list[Span]]
 
 
 @dataclass
 class Reader:
-    """Makes utterances of the entries of a manifest, all cuts or all supervisions.
+    """Make utterances of the entries of a manifest, which are all cuts or all supervisions.
 
     Args:
         path: of the manifest.
-        frame_shift: seconds between frames, where there are no features.
-        speeds: factors of speed perturbation; 1.0 is none.
-        perturb_again: whether what is perturbed already is perturbed again.
-        cuts, recordings, features: what `entries` finds: cuts or supervisions, for these the spans
-          of each recording.
+        frame_shift: seconds between frames, if there are no features.
+        speeds: factors of speed perturbation; 1.0 leaves the audio as it is.
+        perturb_again: whether audio that is perturbed already may be perturbed again.
+
+    Attributes that `entries` sets:
+        cuts: whether the entries are cuts.
+        recordings, features: for supervisions, the recordings and their parts that have features.
     """
 
     path: Path
@@ -138,8 +160,11 @@ class Reader:
     features: Spans = field(default_factory=dict)
 
     def entries(self, recordings: Path | None, features: Path | None) -> Iterator[tuple[int, str]]:
-        """Return (number, JSON) of all entries.  recordings, features: manifests for supervisions,
-        which need one."""
+        """Return (number, JSON text) of all entries, numbered from 1.
+
+        Raises UserError for a manifest of anything but cuts or supervisions.
+
+        recordings, features: manifests, of which supervisions need one or both, and cuts none."""
         entries = lines(self.path)
         first = next(entries, None)
         if first is None:
@@ -166,43 +191,48 @@ class Reader:
         return itertools.chain([first], entries)
 
     def utterance(self, number: int, line: str, counts: Counter) -> Utterance:
-        """Return the utterance of an entry; count what it meets."""
+        """Return the utterance of an entry, as `entries` returned it.
+
+        counts: gets the numbers of utterances, of those without text, and others."""
         kinds = CUTS if self.cuts else (SUPERVISION,)
         entry = _entry(self.path, number, line, *kinds)
         with _naming(self.path, number, entry):
             return self._of_cut(entry, counts) if self.cuts else self._of_supervision(entry, counts)
 
     def frames(self, span: Span, speed: float, seconds: float | None = None) -> int:
-        """Return the frames of `span` at a speed: at 1.0 those of its features, else of its
-        duration, by lhotse's rules.  As in lhotse, another speed drops the features but for their
-        frame shift.  seconds: duration at that speed; None: it is computed.  Raises ValueError for
-        a duration that cannot be."""
+        """Return the number of feature frames of `span` at a speed.
+
+        At speed 1.0 that is the number in its features.  Without features, and at other speeds as
+        in lhotse, it is computed from the duration.  Raises ValueError for an impossible duration.
+
+        seconds: the duration at that speed; None to compute it."""
         from lhotse.utils import compute_num_frames, compute_num_samples, perturb_num_samples
 
         if speed == 1.0 and span.num_frames is not None:
             return span.num_frames
-        if seconds is None and speed != 1.0:
-            samples = perturb_num_samples(
-                compute_num_samples(span.seconds, span.sampling_rate), speed
-            )
-            seconds = samples / span.sampling_rate
-        elif seconds is None:
+        if seconds is None:
             seconds = span.seconds
+            if speed != 1.0:
+                samples = compute_num_samples(seconds, span.sampling_rate)
+                seconds = perturb_num_samples(samples, speed) / span.sampling_rate
         shift = span.frame_shift or self.frame_shift
         if not 0 <= seconds <= LARGEST * shift:
             raise ValueError(f"a duration of {seconds} s")
         return int(compute_num_frames(seconds, frame_shift=shift, sampling_rate=span.sampling_rate))
 
     def _refuse_twice(self, entry: Any, *speeds: str) -> None:
-        """Raise ValueError for an entry that is speed-perturbed already where it would be again."""
-        speed = next(filter(None, (*speeds, _speed_in(entry.id))), "")
-        if speed and not self.perturb_again and self.speeds != (1.0,):
+        """Raise ValueError if an entry is speed-perturbed already and would be again.
+
+        speeds: of its recordings, "" for those that are not perturbed."""
+        perturbed = [speed for speed in (*speeds, _speed_in(entry.id)) if speed]
+        if perturbed and not self.perturb_again and self.speeds != (1.0,):
             raise ValueError(
-                f"perturbed already (speed {speed}), as icefall's training cuts are; "
+                f"perturbed already (speed {perturbed[0]}), as icefall's training cuts are; "
                 "leave out --speed-perturbation, or add --perturb-again if that is meant"
             )
 
     def _of_cut(self, cut: Any, counts: Counter) -> Utterance:
+        """Return the utterance of a cut.  Raises ValueError, and what lhotse raises."""
         tracks = [track.cut for track in cut.tracks] if hasattr(cut, "tracks") else [cut]
         recordings = [getattr(track, "recording", None) for track in tracks]
         self._refuse_twice(cut, *map(_speed, recordings))
@@ -217,12 +247,15 @@ class Reader:
         for speed in self.speeds:
             seconds = None
             if speed != 1.0 and hasattr(cut, "tracks") and cut.has_recording:
-                # lhotse perturbs each track, and rounds it to samples, separately
+                # lhotse perturbs each track of a mixed cut by itself, and rounds it to samples.
                 seconds = cut.drop_features().perturb_speed(speed).duration
             frames.append(self.frames(span, speed, seconds))
         return Utterance(text, tuple(frames), span.seconds)
 
     def _of_supervision(self, supervision: Any, counts: Counter) -> Utterance:
+        """Return the utterance of a supervision, by its features or else by its recording.
+
+        Raises ValueError if neither is there."""
         name = str(supervision.recording_id)
         recordings = self.recordings.get(name, [])
         self._refuse_twice(supervision, *(recording.speed for recording in recordings))
@@ -240,13 +273,14 @@ class Reader:
         else:
             manifests = "recordings or features" if self.features else "recordings"
             raise ValueError(f"its recording {name} is not among the {manifests}; name them all")
-        return Utterance(
-            text, tuple(self.frames(span, speed) for speed in self.speeds), span.seconds
-        )
+        frames = tuple(self.frames(span, speed) for speed in self.speeds)
+        return Utterance(text, frames, span.seconds)
 
     def _span_in_features(self, supervision: Any) -> Span | None:
-        """Return the span of a supervision within features, with their frames if it is all of them;
-        None without."""
+        """Return the part of a recording that a supervision has, if there are features of all of it.
+
+        It has a number of frames only if the supervision is as long as the features.  None without
+        such features."""
         start = supervision.start
         end = start + supervision.duration
         for span in self.features.get(str(supervision.recording_id), []):
@@ -258,8 +292,9 @@ class Reader:
 
 
 def _spans(path: Path, kind: str) -> Spans:
-    """Return the spans of each recording by a manifest of entries of `kind`, "Recording" or
-    "Features"."""
+    """Read a manifest whose entries are of `kind`: "Recording" or "Features".
+
+    A recording is one span; features are one for each entry."""
     spans: Spans = {}
     for number, line in lines(path):
         entry = _entry(path, number, line, kind)
@@ -281,8 +316,8 @@ def _spans(path: Path, kind: str) -> Spans:
 
 
 def _speed(recording: Any) -> str:
-    """Return the speed at which a recording is perturbed already, by its transforms or its id; ""
-    for none."""
+    """Return the speed to which a recording is perturbed, by its transforms or its id; "" for
+    none."""
     for transform in getattr(recording, "transforms", None) or ():
         fields = transform if isinstance(transform, dict) else vars(transform)
         if fields.get("name") == "Speed" or type(transform).__name__ == "Speed":
@@ -291,18 +326,22 @@ def _speed(recording: Any) -> str:
 
 
 def _speed_in(name: Any) -> str:
-    """Return the speed that an id tells; "" for none."""
+    """Return the speed in an id of PERTURBED, such as "1.1"; "" for none."""
     match = PERTURBED.search(str(name))
     return (match[1] or match[2]) if match else ""
 
 
 def _text(supervisions: list[Any], counts: Counter) -> str:
-    """Return the texts in time order, joined by a space, and count those without any."""
+    """Return the texts of the supervisions of an utterance in time order, joined by spaces.
+
+    Raises ValueError for half of a surrogate pair, of which sentencepiece makes no tokens.
+
+    counts: gets the numbers of utterances, and of those without supervisions or text."""
     counts["utterances_read"] += 1
     in_time = sorted(supervisions, key=lambda supervision: supervision.start)
     texts = ((supervision.text or "").strip() for supervision in in_time)
     text = " ".join(filter(None, texts))
-    text.encode()  # raises ValueError for half of a surrogate pair, which has no tokens
+    text.encode()
     if not in_time:
         counts["without_supervision"] += 1
     elif not text:

@@ -1,9 +1,9 @@
-"""The shape file: one row (T, U) per utterance, an integer tensor (utterances, 2) saved by torch,
-provenance beside it.
+"""Read and write shape files, and draw shape_info.pt from published figures.
 
-T is the number of encoder output frames (after subsampling), U the number of target tokens.
-Loading checks every row; no other code has to.  torch is imported only to read and write.  Below:
-seeded numbers, and the draw of shape_info.pt.
+A shape file is an integer tensor (utterances, 2), saved by torch: a row (T, U) for each utterance.
+T is the number of encoder output frames, after subsampling; U is the number of target tokens.  Its
+provenance is a JSON file beside it.  `load` checks every row, so no other code has to.  torch is
+imported only to read and write.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ from rnnt_bench.core.called import command
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.files import another, not_a_file, read_bytes, write_whole
 
-#: The JSON file beside a shape file, or one entry of it.
+#: The content of the JSON file beside a shape file, or one entry of it.
 Provenance = dict[str, Any]
+#: Subsampling factors that `subsampled` knows.
 FACTORS = (1, 2, 4, 6, 8)
-#: Seconds between feature frames, where nothing else is said.
+#: Seconds between feature frames, if the provenance does not tell.
 FRAME_SHIFT = 0.01
 MAKE_ONE = f"make one with {command('shapes')}"
 LARGEST = np.iinfo(np.int32).max
 
 
 def load(path: Path) -> np.ndarray:
-    """Return the rows of the shape file: int32 (utterances, 2), columns T and U. No code in a file
-    is run: torch.load with weights_only=True, and no TorchScript (which torch 1.13 would load with
-    it).  The checksums in the file must be right.  Raises UserError, which names the file, the row
-    (counted from 0) and the wrong value."""
+    """Return the rows of a shape file: int32 (utterances, 2), columns T and U.
+
+    No code in the file is run: torch.load has weights_only=True, and TorchScript is refused, which
+    torch 1.13 would load all the same.  Raises UserError, which names the file and, for a wrong
+    number, its row, counted from 0."""
     import torch
 
     problem = not_a_file(path)
@@ -76,7 +78,7 @@ def load(path: Path) -> np.ndarray:
 
 
 def _check_numbers(path: Path, name: str, column: np.ndarray, least: int) -> None:
-    """Raise UserError for a number of a column that is below `least` or no int32."""
+    """Raise UserError if a number of the column `name`, T or U, is below `least` or no int32."""
     wrong = np.flatnonzero((column < least) | (column > LARGEST))
     if len(wrong):
         value = column[wrong[0]]
@@ -88,15 +90,20 @@ def _check_numbers(path: Path, name: str, column: np.ndarray, least: int) -> Non
 
 
 def save(path: Path, rows: np.ndarray, provenance: Provenance, *beside: tuple[Path, bytes]) -> None:
-    """Write `rows` (utterances, 2) as an int32 tensor, `provenance` to ``<stem>.json`` with
-    ``shape_file`` before it, and (path, content) of more files.  Where one cannot be written, all
-    stay as they were: UserError."""
+    """Write a shape file, and its provenance to ``<stem>.json``.
+
+    Raises UserError if one file cannot be written; then all stay as they were.
+
+    Args:
+        rows: (utterances, 2), columns T and U.
+        provenance: gets an entry "shape_file" before its own.
+        beside: (path, content) of more files to write."""
     import torch
 
     check_output(path)
     rows = np.ascontiguousarray(rows, dtype=np.int32)
     stream = io.BytesIO()
-    # torch.save to a path would put its name into the archive.
+    # To a path, torch.save would also write the name of the file into it.
     torch.save(torch.from_numpy(rows), stream)
     tensor = stream.getvalue()
     shape_file = {
@@ -115,8 +122,9 @@ def save(path: Path, rows: np.ndarray, provenance: Provenance, *beside: tuple[Pa
 
 
 def check_output(path: Path) -> None:
-    """Raise UserError unless a shape file and its provenance can be written at `path` and replace
-    no other file."""
+    """Raise UserError if a shape file and its provenance cannot be written at `path`.
+
+    That includes a JSON file in the place of the provenance that is not one."""
     beside = provenance_file(path)
     problem = ""
     if path == beside:
@@ -135,7 +143,7 @@ def check_output(path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Return the hex digest of the file's bytes; UserError where it cannot be read."""
+    """Return the SHA-256 of a file as 64 hex digits.  Raises UserError if it cannot be read."""
     try:
         return hashlib.sha256(read_bytes(path)).hexdigest()
     except OSError as error:
@@ -143,10 +151,14 @@ def sha256(path: Path) -> str:
 
 
 def subsampled(frames: Any, factor: int = 4) -> Any:
-    """Return the encoder frames of `frames` feature frames (an int or an integer array); below 1:
-    too short for the front end. 2, 4 and 8 are one, two and three convolutions of kernel 3 and
-    stride 2, (x - 1) // 2 each, as icefall's front end (4: 1411 -> 352); 6 is one of those and one
-    of kernel 5 and stride 3, as ESPnet's."""
+    """Return the number of encoder frames that a front end makes of feature frames.
+
+    Factors 2, 4 and 8 are one, two and three convolutions of kernel 3 and stride 2, as icefall has
+    them: each makes (x - 1) // 2 frames of x.  Factor 6 is one of these and one of kernel 5 and
+    stride 3, as ESPnet has them.  Below 1, the audio is too short for the front end.  Raises
+    UserError for a factor that is not in FACTORS.
+
+    frames: an int or an integer array."""
     if factor not in FACTORS:
         raise UserError(
             f"--subsampling-factor {factor}: choose one of {', '.join(map(str, FACTORS))}"
@@ -154,23 +166,25 @@ def subsampled(frames: Any, factor: int = 4) -> Any:
     if factor == 6:
         return ((frames - 1) // 2 - 2) // 3
     while factor > 1:
-        frames, factor = (frames - 1) // 2, factor // 2
+        frames = (frames - 1) // 2
+        factor //= 2
     return frames
 
 
 def feature_frames(T: Any, factor: int) -> Any:
-    """Return the fewest feature frames that have T encoder frames (an int or an integer array): T =
-    subsampled(...)."""
+    """Return the fewest feature frames of which `subsampled` makes T encoder frames.
+
+    T: an int or an integer array."""
     return factor * T + factor - 1
 
 
 def provenance_file(shape_file: Path) -> Path:
-    """Return the path of the JSON file beside a shape file."""
+    """Return the path of a shape file's provenance."""
     return shape_file.with_suffix(".json")
 
 
 def entry(shape_file: Path, name: str) -> Provenance:
-    """Return the entry `name` of the file beside a shape file; {} where there is none."""
+    """Return the entry `name` of a shape file's provenance; {} if that or the entry is missing."""
     try:
         value = json.loads(read_bytes(provenance_file(shape_file)).decode("utf-8"))[name]
     except (OSError, ValueError, LookupError, TypeError, RecursionError, MemoryError):
@@ -179,88 +193,93 @@ def entry(shape_file: Path, name: str) -> Provenance:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Return versions without local parts: the same release built for another CUDA gives the same
-    files."""
+    """Return the versions of packages by name, "2.11.0" for "2.11.0+cu130".
+
+    Builds of one release for other CUDAs give the same files, and so the same provenance."""
     modules = map(importlib.import_module, packages)
     return {module.__name__: module.__version__.split("+")[0] for module in modules}
 
 
 def subsampling(shape_file: Path) -> int | None:
-    """Return the subsampling factor of the frames in a shape file; None where the file beside it
-    tells none."""
+    """Return the subsampling factor of T in a shape file; None if its provenance does not tell."""
     factor = entry(shape_file, "options").get("subsampling_factor")
     return factor if type(factor) is int and factor in FACTORS else None
 
 
 def vocab_size(shape_file: Path) -> int | None:
-    """Return the vocabulary size of the model that counted the tokens; None where the file beside
-    it tells none."""
+    """Return the vocabulary size with which the tokens of a shape file were counted.
+
+    None if its provenance does not tell."""
     size = entry(shape_file, "bpe_model").get("vocab_size")
     return size if type(size) is int and size >= 2 else None
 
 
 def frame_shift(shape_file: Path) -> float:
-    """Return the seconds between feature frames; FRAME_SHIFT where the file beside a shape file
-    tells none."""
+    """Return the seconds between feature frames; FRAME_SHIFT if the provenance does not tell."""
     shift: Any = entry(shape_file, "options").get("frame_shift")
     return float(shift) if type(shift) in (int, float) and 0 < shift < math.inf else FRAME_SHIFT
 
 
-# Seeded numbers, the same on every machine and for every numpy version: numpy guarantees the raw
-# stream of a BitGenerator (NEP 19), not the numbers that Generator makes of it.  `uniform64` draws
-# shapes and batches, `uniform` and `symbols` the inputs of a loss: their keys begin with the number
-# of a stream.
+# Random numbers from a seed, the same on every machine and with every numpy version: numpy
+# guarantees the raw output of PCG64 (NEP 19), but not the numbers that Generator makes of it.
+# `uniform64` draws shapes and batches; `uniform` and `symbols` draw the inputs of a loss.
 
 
 def uniform64(seed: int, count: int) -> np.ndarray:
-    """Return `count` float64 numbers in [0, 1), multiples of 2**-53, from the raw output of PCG64
-    with `seed` (>= 0)."""
-    return (np.random.PCG64(seed).random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    """Return random float64 numbers in [0, 1), multiples of 2^-53: (count,).
+
+    seed: at least 0."""
+    words = np.random.PCG64(seed).random_raw(count)
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def uniform(count: int, *key: int) -> np.ndarray:
-    """Return (count,) float32 in [0, 1), multiples of 2^-24, from the stream that `key` names."""
+    """Return random float32 numbers in [0, 1), multiples of 2^-24: (count,).
+
+    key: the seed; its first number is ENCODER or another below, so that no two inputs are alike."""
     words = np.random.PCG64(np.random.SeedSequence(key)).random_raw((count + 1) // 2)
-    return (words.astype("<u8").view("<u4")[:count] >> 8).astype(np.float32) * np.float32(2**-24)
+    halves = words.astype("<u8").view("<u4")[:count]  # 32 bits each
+    return (halves >> 8).astype(np.float32) * np.float32(2**-24)
 
 
-#: First word of each stream's key, so that no two draw the same numbers; 4 and 6 once had other
-#: uses.
-ENCODER, DECODER, TARGETS, WEIGHTS, _, ALIGNMENT = range(6)
+#: First numbers of the keys of inputs.  4 and 6 are not used again: they were of other inputs once.
+ENCODER, DECODER, TARGETS, WEIGHTS = range(4)
+ALIGNMENT = 5
 
 
 def symbols(shape: tuple[int, int], vocab_size: int, *key: int) -> np.ndarray:
-    """Return int32 of `shape` in [1, vocab_size): never the blank, 0."""
+    """Return random symbols in [1, vocab_size), never the blank, which is 0: int32 of `shape`.
+
+    key: the seed, which begins with TARGETS or another of the numbers above."""
     words = np.random.PCG64(np.random.SeedSequence(key)).random_raw(shape[0] * shape[1])
-    return (
-        (1 + (words >> np.uint64(33)) % np.uint64(vocab_size - 1)).astype(np.int32).reshape(shape)
-    )
+    numbers = 1 + (words >> np.uint64(33)) % np.uint64(vocab_size - 1)
+    return numbers.astype(np.int32).reshape(shape)
 
 
-# The published figures of LibriSpeech train-clean-100 at speeds 0.9, 1.0 and 1.1: the joint
-# distribution of T and U.  A draw has the real marginal of T and the real spread of U given T; its
-# order is random.
-
-
+#: Published figures of LibriSpeech train-clean-100 at speeds 0.9, 1.0 and 1.1: percentiles of T, and
+#: of U per 1000 T for utterances whose T is within a bin.
 FIGURES = Path(__file__).with_name("train_clean_100_shapes.json")
-#: Seed of the committed shape_info.pt.  Of seeds 0 to 299, 36 also give the published batches
-#: (2,772-2,773 sorted ones at 10,000 frames, useful/padded cells 0.504-0.505 at 30); of those this
-#: one has means and longest T near the published.  data/shape_info.features.pt has seed 1097,
-#: chosen below 2,500 because its sorted batches at 30,000 feature frames are the published 3,733,
-#: of 14, 15, 15 ... 150 utterances; draws lie between about 3,721 and 3,746.
+#: Seed of the committed shape_info.pt.  Of the seeds 0 to 299, 36 give the published batches:
+#: 2,772 or 2,773 sorted ones at 10,000 frames, and 0.504 or 0.505 useful/padded cells in batches of
+#: 30.  Of those 36, this one has means and a longest T near the published ones.
+#:
+#: data/shape_info.features.pt has seed 1097, chosen among the seeds below 2,500.  Sorted at 30,000
+#: feature frames it has the published 3,733 batches, of 14, 15, 15 ... 150 utterances; other seeds
+#: give 3,721 to 3,746.
 SEED = 34
 
 
 def draw(seed: int = SEED) -> tuple[np.ndarray, np.ndarray]:
-    """Return as many utterances as the figures were taken from: int32 (utterances, 2), columns T
-    and U, and the same with feature frames in the place of T.
+    """Draw the utterances of a corpus like that of FIGURES, in random order.
 
-    T is the inverse interpolation of its percentiles at a uniform percentage; U is T / 1000 times
-    the inverse interpolation of the percentiles of the bin that holds T, at an independent uniform
-    percentage; both are rounded. U is clipped to the published minimum and maximum: a product of a
-    T and a U per T can miss them by a token or two. Four numbers of feature frames have the same T;
-    which it is comes from what rounding takes from the drawn T.  The same seed gives the same rows
-    on every machine."""
+    Returns int32 (utterances, 2), columns T and U, and the same with feature frames in the place of
+    T.  The same seed gives the same rows on every machine.
+
+    T is a quantile of the published T, at a uniform percentage.  U is T / 1000 times a quantile of
+    the published U per 1000 T in the bin of that T, at another uniform percentage.  Both are
+    rounded, and clipped to the published minimum and maximum, which the product for U can miss by a
+    token or two.  Four numbers of feature frames have the same T: the part of T before rounding
+    that is lost by rounding chooses one of them."""
     published = json.loads(FIGURES.read_text(encoding="utf-8"))
     figures = {name: np.asarray(value) for name, value in published.items()}
     count = published["utterances"]
@@ -283,12 +302,16 @@ def draw(seed: int = SEED) -> tuple[np.ndarray, np.ndarray]:
 def _interpolate(
     x: np.ndarray, points: np.ndarray, tables: np.ndarray, table: np.ndarray
 ) -> np.ndarray:
-    """Return row ``table[i]`` of `tables` (rows, points), the values at `points`, interpolated
-    linearly at ``x[i]``.
+    """Interpolate linearly in one of several tables: at ``x[i]`` in the row ``table[i]``.
 
-    Not np.interp: a compiler may fuse its multiplication and addition, which rounds differently
-    from machine to machine.  Single numpy operations are exact IEEE.
-    """
+    np.interp is not used: a compiler may fuse its multiplication and addition, which rounds
+    otherwise on another machine.  Single operations of numpy round as IEEE 754 says.
+
+    Args:
+        x: (count,), where to interpolate.
+        points: (points,), ascending; the x of the tables' columns.
+        tables: (rows, points), the values.
+        table: (count,), rows of `tables`."""
     left = np.clip(np.searchsorted(points, x, side="right") - 1, 0, len(points) - 2)
     share = (x - points[left]) / (points[left + 1] - points[left])
     low = tables[table, left]

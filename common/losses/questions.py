@@ -59,7 +59,7 @@ def factors_of(question: Question) -> list[torch.Tensor]:
     """Return the upstream gradient of each loss in flight, float64: a scalar, or (N,) where the one
     loss has an element for each utterance."""
     upstream = torch.tensor(question.upstream, dtype=torch.float64)
-    if question.of_utterances:
+    if question.is_weighted:
         return [upstream]
     return [*upstream] or [ONE]
 
@@ -88,7 +88,7 @@ def takes_minutes(adapter: Adapter, device: torch.device, question: Question) ->
 def gives_each(adapter: Adapter, question: Question) -> bool:
     """Return whether the loss may give what a question asks of each utterance."""
     has_none = "none" in adapter.reductions or isinstance(adapter, OfFunction)
-    return has_none or not question.of_utterances
+    return has_none or not question.is_weighted
 
 
 def small(adapter: Adapter, device: torch.device) -> Iterator[Question]:
@@ -165,7 +165,7 @@ def answers(
     `answer`."""
     for question in asked:
         scopes: tuple[str, ...] = layouts.of(adapter).scopes
-        asked_of = adapter.but(reduction="none") if question.of_utterances else adapter
+        asked_of = adapter.but(reduction="none") if question.is_weighted else adapter
         question = of_dtype(question, adapter.settings.dtype)
         if question.logits == "sine":
             scopes = scopes[:1]
@@ -176,7 +176,7 @@ def answers(
             scopes = tuple(scope for scope in scopes if scope == "loss")
         elif question.frozen:
             scopes = scopes[-1:]
-        elif question.of_utterances:
+        elif question.is_weighted:
             scopes = scopes[:1]
         # a function, or an adapter's own `loss`, may return the sum
         suppressed = Exception if question.may_refuse else NotOfEach

@@ -1,6 +1,7 @@
-"""Define what is shown as data: tables, plots, cards, sections of a page, and what a tool of its
-own gives to them. The page, the summary and the verdict know the tools by the names of TOOLS
-alone."""
+"""Define what is shown, as data: tables, plots, cards and sections of the page.
+
+A Slice is what a tool (FLOPs, profile, ...) gives to the page, the summary and the verdict.  These
+know the tools only by the names in TOOLS."""
 
 from __future__ import annotations
 
@@ -13,26 +14,36 @@ from typing import Any, NamedTuple
 from rnnt_bench.core.errors import NOT_RUNNABLE
 from rnnt_bench.core.text import number
 
+#: Value of a cell, for sorting and CSV.
 Value = str | int | float | None
-#: A row as CSV and JSON have it: key or title -> value.
+#: A row of CSV or JSON: key or title of a column -> value.
 Values = dict[str, Any]
-#: A part of a plot as plotly takes it: a trace, a marker, an axis, a layout.
+#: A part of a plot as plotly takes it: a trace, a marker, an axis or a layout.
 Plotly = dict[str, Any]
 
 
 class Link(NamedTuple):
+    """Hold the text of a link, and the file that it leads to."""
+
     words: str
     target: Path
 
 
+#: The parts of a sentence, in order.
 Sentence = Sequence[str | Link]
-#: Names of implementations, "" where the sentence says them, and the sentence.
+#: Names of implementations, and a sentence about them; "" if the sentence names them.
 Line = tuple[str, Sentence]
 
 
 class Cell(NamedTuple):
-    """Hold one cell. value: for sorting and CSV, None for `shown`; target: the file that it is
-    from; mark: a class of page.css."""
+    """Hold one cell of a table.
+
+    Attributes:
+        shown: its text
+        value: for sorting and CSV; None if that is `shown`
+        target: the file that its value is from
+        mark: a class of page.css, such as "wrong"
+    """
 
     shown: str
     value: Value = None
@@ -41,22 +52,31 @@ class Cell(NamedTuple):
 
 
 def measured(value: int | float | None, target: Path | None = None) -> Cell:
+    """Return a cell for a number: a count as it is, other numbers with four digits, None as "-"."""
     return Cell(str(value) if type(value) is int else number(value), value, target)
 
 
 class Column(NamedTuple):
+    """Hold the title of a column, and how its cells are aligned: numbers to the right."""
+
     title: str
     numeric: bool = True
     centered: bool = False
 
     def value(self, cell: Cell) -> Value:
-        """Return the value of `cell` for sorting and CSV; None for a number that is not known."""
+        """Return the value of a cell for sorting and CSV; None for an unknown number."""
         return cell.shown if cell.value is None and not self.numeric else cell.value
 
 
 class Table(NamedTuple):
-    """Hold a table. title: printed above, or read by a screen reader; groups: the words above the
-    rows that have the same."""
+    """Hold a table.
+
+    Attributes:
+        name: its key on the page
+        title: is printed above it, or read by a screen reader
+        groups: a heading for each row, printed once above successive rows with the same; () for
+            none
+    """
 
     name: str
     title: str
@@ -65,6 +85,7 @@ class Table(NamedTuple):
     groups: Sequence[str] = ()
 
     def values(self) -> list[Values]:
+        """Return the rows for CSV and JSON: {title of the column: value}."""
         return [
             {column.title: column.value(cell) for cell, column in zip(row, self.columns)}
             for row in self.rows
@@ -72,29 +93,39 @@ class Table(NamedTuple):
 
 
 def tabulated(name: str, title: str, rows: Sequence[dict[str, Cell]]) -> Table:
-    """Make a table of rows as {title of the column: cell}; a column with a number in any cell is
-    numeric."""
+    """Make a table of rows {title of the column: cell}, which all have the same columns.
+
+    A column is numeric if one of its cells is a number."""
     columns = []
     for head in rows[0] if rows else ():
-        columns.append(Column(head, any(isinstance(row[head].value, (int, float)) for row in rows)))
+        numeric = any(isinstance(row[head].value, (int, float)) for row in rows)
+        columns.append(Column(head, numeric))
     return Table(name, title, columns, [list(row.values()) for row in rows])
 
 
 def filled(rows: Sequence[dict[str, Cell]]) -> list[dict[str, Cell]]:
-    """Drop the columns that are empty in every row."""
-    titles = {title for row in rows for title, cell in row.items() if cell.shown not in ("-", "")}
+    """Return the rows without the columns that are empty, "-" or "", in all of them."""
+    titles: set[str] = set()
+    for row in rows:
+        titles.update(title for title, cell in row.items() if cell.shown not in ("-", ""))
     return [{title: cell for title, cell in row.items() if title in titles} for row in rows]
 
 
 def words(parts: Sentence) -> str:
-    """Return the sentence without its links."""
+    """Return a sentence as text: of a link only its words."""
     return "".join(part.words if isinstance(part, Link) else part for part in parts)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Hold one plot. summary: its numbers in words, for screen readers; data, layout: for plotly;
-    table: the same numbers, None where the page shows them already."""
+    """Hold one plot.
+
+    Attributes:
+        key: its name on the page
+        summary: its numbers in words, for screen readers
+        data, layout: of plotly
+        table: the same numbers; None if another table of the page has them
+    """
 
     key: str
     title: str
@@ -107,7 +138,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class Card:
-    """Answer a question in a name or "unclear", with reasons and code to copy."""
+    """Hold a question of users and its answer.
+
+    Attributes:
+        answer: the name of a loss, or "unclear"
+        clear: whether it is a name
+        lines: the reasons
+        code: to copy; "" for none
+    """
 
     question: str
     answer: str
@@ -117,7 +155,9 @@ class Card:
 
 
 class Failure(NamedTuple):
-    """Describe something that did not run.  status: as in the records; words: the reason."""
+    """Hold what did not run, and the reason.
+
+    status: of its record, such as "missing" or "oom"."""
 
     status: str
     name: str
@@ -125,17 +165,24 @@ class Failure(NamedTuple):
 
     @property
     def is_error(self) -> bool:
-        """Tell whether it failed, where others just cannot run here."""
+        """Tell whether it failed; False if it just cannot run here."""
         return self.status not in NOT_RUNNABLE
 
 
 @dataclass(frozen=True)
 class Section:
-    """Describe a section of the page; its fields are shown in their order. id: its address;
-    heading: what was measured;
-    loaded: a line on other load, which also stands below the page's title; lead: the plot above the
-      tables; facts,
-    conditions: below "How measured"; folded: it is opened by its title."""
+    """Hold a section of the page, whose fields are shown in this order.
+
+    Attributes:
+        id: its address on the page
+        heading: what was measured
+        loaded: a sentence about other load, also shown below the title of the page; "" for none
+        lead: a plot above the tables
+        notes: lines below the plots
+        facts: (name, value) pairs, below "How measured"
+        conditions: tables, below "How measured"
+        folded: whether it is closed until its title is clicked
+    """
 
     id: str
     title: str
@@ -153,12 +200,18 @@ class Section:
 
     @property
     def plots(self) -> list[Figure]:
-        return [*([self.lead] if self.lead else []), *self.figures]
+        """Return all its plots, `lead` first."""
+        return [self.lead, *self.figures] if self.lead else list(self.figures)
 
 
 class Judged(NamedTuple):
-    """Hold what to beware of in a loss, the version that was judged ("": not known) and the day,
-    ISO 8601."""
+    """Hold what `rnnt-bench check` found of a loss.
+
+    Attributes:
+        caveats: what to beware of
+        version: of its package; "" if not known
+        day: when it was judged, ISO 8601
+    """
 
     caveats: Sequence[str]
     version: str
@@ -167,10 +220,15 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True)
 class Slice:
-    """Describe a tool to those that show results. sections: (folder of the page, log folders) ->
-    sections; holds: whether a run of the tool is at or under a path; rows: for csv and json; text:
-    (paths, "table" or "markdown") -> a string a run; judged: (loss, paths) -> what to beware of,
-    None where the tool never judged it."""
+    """Hold the functions by which a tool shows its results.  Paths are log folders of a user.
+
+    Attributes:
+        sections: (folder of the page, paths) -> sections of the page
+        holds: (path) -> whether a run of the tool is there
+        rows: (paths) -> rows for CSV and JSON
+        text: (paths, "table" or "markdown") -> a text for each run
+        judged: (loss, paths) -> what it found of the loss, None for nothing
+    """
 
     sections: Callable[[Path, Sequence[Path]], list[Section]]
     holds: Callable[[Path], bool] = lambda path: False
@@ -179,8 +237,8 @@ class Slice:
     judged: Callable[[str, Sequence[Path]], Judged | None] | None = None
 
 
-#: The modules that hold the SLICE of a tool, in the order of the page.  Words, since no tool is
-#: below this.
+#: Modules with the SLICE of a tool, in the order of the page.  They are imported by name, since
+#: this layer must not import tools.
 TOOLS = (
     "rnnt_bench.tools.profile.rows",
     "rnnt_bench.tools.flops.show",
@@ -192,11 +250,13 @@ TOOLS = (
 
 
 def slices() -> list[Slice]:
-    """Return what the page, the summary and the verdict know of every tool."""
+    """Return the Slice of every tool."""
     return [import_module(name).SLICE for name in TOOLS]
 
 
 def judged(loss: str, paths: Sequence[Path]) -> Judged | None:
-    """Return what to beware of in a loss; None where no tool judged it."""
-    answers = (tool.judged(loss, paths) for tool in slices() if tool.judged)
-    return next(filter(None, answers), None)
+    """Return what a tool found of a loss in these log folders; None if none judged it."""
+    for tool in slices():
+        if tool.judged and (answer := tool.judged(loss, paths)):
+            return answer
+    return None

@@ -1,10 +1,10 @@
-"""Define how plots look: colours, symbols, and the template that all of them share.
+"""Define how plots look: colours, symbols, axes, and the template that all of them share.
 
-An implementation has one look in every plot (`Row.look`): the colour of its family, which is its
-package, and a form (symbol, dashes) that sets it apart within the family.  The palette is Okabe and
-Ito's, which colour-blind people can tell apart, without its grey and its yellow, which is too light
-for a line.  Text, grid and outlines take their colours from page.css, so that they follow light,
-dark and print.
+An implementation looks the same in every plot (`Row.look`): it has the colour of its package, and a
+form, which is a symbol and a dash, that no other loss of that colour has.  The palette is that of
+Okabe and Ito, which colour-blind people can tell apart.  It lacks their grey, and their yellow,
+which is too light for a line.  Text, grid and outlines take their colours from page.css, so that
+they follow light, dark and print.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rnnt_bench.core import implementations, statistics
 from rnnt_bench.present.parts import Plotly
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#A56EFF", "#8A8F00")
-#: The package that a loss comes from -> the number of its colour in PALETTE.  There are more
-#: packages than colours: of two with one colour the second has other forms.
+#: Package -> the number of its colour in PALETTE.  There are more packages than colours; losses of
+#: two packages with one colour have different forms.
 FAMILIES = {
     "torchaudio": 0,
     "optimized_transducer": 1,
@@ -40,8 +40,10 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 CLEAR = "rgba(0,0,0,0)"
-INK = "#777777"  # page.css draws it in the colour of the text
-NEUTRAL = "#7f8791"  # of no implementation; visible beside black and white
+#: page.css replaces this colour by that of the text.
+INK = "#777777"
+#: Colour of what is no implementation; visible on black and on white.
+NEUTRAL = "#7f8791"
 
 _AXIS: Plotly = {
     "title": {"font": {"size": 13}},
@@ -53,7 +55,7 @@ _AXIS: Plotly = {
 }
 _WHISKERS: Plotly = {"type": "data", "symmetric": False, "color": INK, "thickness": 1.5, "width": 5}
 _POINTS = {"error_x": _WHISKERS, "error_y": _WHISKERS, "marker": {"line": {"width": 1}}}
-#: Defaults of plotly's layout.  page.js gives the legend the height that its lines take.
+#: Defaults of plotly's layout.  page.js sets the height of the legend to that of its lines.
 TEMPLATE: Plotly = {
     "layout": {
         "autosize": True,
@@ -83,36 +85,47 @@ TEMPLATE: Plotly = {
 
 
 class Look(NamedTuple):
-    """Hold the numbers of an implementation's colour in PALETTE and of its form."""
+    """Hold the number of an implementation's colour in PALETTE, and that of its form.
+
+    Form 0 is the first of SYMBOLS and of DASHES, form 1 the second."""
 
     color: int = 0
     form: int = 0
 
 
 def looks(kinds: Mapping[str, str | None]) -> dict[str, Look]:
-    """Return the look of each implementation: the colour of its family, and the form of its kind,
-    the next free one where that is taken. A loss without a family has the first free colour. kinds:
-    name -> kind."""
-    order = {
-        implementation.name: index
-        for index, implementation in enumerate(implementations.with_variants())
-    }
+    """Return a different look for each implementation.
+
+    The colour is that of its package, the form the first free one of that colour.  Pruned losses
+    begin at form 1.
+
+    kinds: name -> kind of the loss."""
+    names = [implementation.name for implementation in implementations.with_variants()]
 
     def rank(name: str) -> tuple[bool, int, str]:
-        return "@" in name, order.get(name.partition("@")[0], len(order)), name
+        base = name.partition("@")[0]
+        return "@" in name, names.index(base) if base in names else len(names), name
 
     result: dict[str, Look] = {}
     for name in sorted(kinds, key=rank):
-        taken = {look.color for look in result.values()}
-        color = next((color for color in reversed(range(len(PALETTE))) if color not in taken), 0)
-        implementation = implementations.BY_NAME.get(name.partition("@")[0].partition(":")[0])
-        if implementation:
-            color = FAMILIES.get(implementation.package, color)
-        form = int(kinds[name] == "pruned")
+        color = _color_number(name, {look.color for look in result.values()})
+        form = 1 if kinds[name] == "pruned" else 0
         while Look(color, form) in result.values():
             form += 1
         result[name] = Look(color, form)
     return result
+
+
+def _color_number(name: str, taken: set[int]) -> int:
+    """Return the number of the colour of a loss's package.
+
+    For a package that is not in FAMILIES it is the highest number that is not taken, else 0."""
+    base = name.partition("@")[0].partition(":")[0]
+    if base in implementations.BY_NAME:
+        package = implementations.BY_NAME[base].package
+        if package in FAMILIES:
+            return FAMILIES[package]
+    return max({*range(len(PALETTE))} - taken, default=0)
 
 
 def color(look: Look) -> str:
@@ -124,19 +137,25 @@ def symbol(look: Look) -> str:
 
 
 def line(look: Look, width: float = 2.2) -> Plotly:
+    """Return plotly's style of a line.  width: in pixels."""
     return {"color": color(look), "width": width, "dash": DASHES[look.form % len(DASHES)]}
 
 
 def shown(label: str) -> str:
-    """Escape a label for plotly, which takes some HTML in its texts."""
+    """Escape a label for plotly, which would read tags such as <b> in it."""
     return html.escape(label, quote=False)
 
 
 def bars(
     name: str, x: Sequence[Any], y: Sequence[Any], look: Plotly, hover: str, **options: Any
 ) -> Plotly:
-    """Return a trace of bars. hover: plotly's template of what is shown beside the name of a
-    bar."""
+    """Return plotly's trace of a set of bars.
+
+    Args:
+        name: of the set, in the legend.
+        look: plotly's marker.
+        hover: plotly's template of the text beside the mouse; `name` is added.
+        options: other entries of the trace."""
     trace = {"type": "bar", "name": shown(name), "x": list(x), "y": list(y), "marker": look}
     return {**trace, "hovertemplate": f"{hover}<extra>{shown(name)}</extra>", **options}
 
@@ -144,8 +163,14 @@ def bars(
 def points(
     name: str, places: Iterable[tuple[Any, Any]], marker: Plotly, hover: str = "", **options: Any
 ) -> Plotly:
-    """Return a trace of markers at (x, y), or of lines with another `mode`. hover: as for bars, ""
-    for nothing."""
+    """Return plotly's trace of markers; with the option `mode` also of lines.
+
+    Args:
+        name: of the trace, in the legend.
+        places: (x, y) of each marker, at least one.
+        hover: plotly's template of the text beside the mouse, to which `name` is added; "" for no
+            text.
+        options: other entries of the trace."""
     x, y = zip(*places)
     trace = {
         "type": "scatter",
@@ -163,6 +188,7 @@ def points(
 
 
 def marker(look: Look, size: int, hollow: bool = False) -> Plotly:
+    """Return plotly's style of markers.  size: in pixels; hollow: draw only the outline."""
     if hollow:
         return {
             "symbol": f"{symbol(look)}-open",
@@ -174,46 +200,48 @@ def marker(look: Look, size: int, hollow: bool = False) -> Plotly:
 
 
 def whiskers(summaries: Sequence[statistics.Summary]) -> dict[str, list[float]]:
-    """Return plotly's error bars, from p20 to p80 around the median."""
+    """Return the lengths of plotly's error bars: from each median to its p80, and to its p20."""
     return {
         "array": [(summary.p80 or summary.median) - summary.median for summary in summaries],
         "arrayminus": [summary.median - (summary.p20 or summary.median) for summary in summaries],
     }
 
 
-#: An axis is logarithmic when its largest value is more than so many times the smallest.
+#: An axis is logarithmic if its largest value is more than this many times the smallest.
 WIDE = 20.0
 
 
 class Span(NamedTuple):
+    """Hold the ends of an axis, and whether it is logarithmic."""
+
     low: float
     high: float
     logarithmic: bool
 
     @property
     def ticks(self) -> list[float]:
-        """Return 1, 2 and 5 times each power of ten; 1 to 9 times it where that gives fewer than
-        three."""
+        """Return the ticks of a logarithmic axis: 1, 2 and 5 times each power of ten.
+
+        If these are fewer than three, 1 to 9 times each power of ten."""
         powers = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
-        every = [(digit, digit * 10.0**power) for power in powers for digit in range(1, 10)]
-        ticks = {tick: digit for digit, tick in every if self.low <= tick <= self.high}
-        few = [tick for tick, digit in ticks.items() if digit in (1, 2, 5)]
-        return few if len(few) > 2 else list(ticks)
+        for digits in ((1, 2, 5), range(1, 10)):
+            every = [digit * 10.0**power for power in powers for digit in digits]
+            ticks = [tick for tick in every if self.low <= tick <= self.high]
+            if len(ticks) > 2:
+                break
+        return ticks
 
 
 def logarithmic(values: Sequence[float]) -> Span:
-    """Return a logarithmic axis that shows these positive values with some room beside them."""
+    """Return a logarithmic axis that shows these positive values, with some room beside them."""
     return Span(min(values) / 1.4, 1.6 * max(values), True)
 
 
 def span(values: Sequence[float]) -> Span:
-    """Return an axis for these positive values: from zero, or logarithmic where they differ too
-    much."""
-    return (
-        logarithmic(values)
-        if max(values) > WIDE * min(values)
-        else Span(0.0, 1.15 * max(values), False)
-    )
+    """Return an axis for positive values: from zero, or logarithmic if they are far apart."""
+    if max(values) > WIDE * min(values):
+        return logarithmic(values)
+    return Span(0.0, 1.15 * max(values), False)
 
 
 def axis(title: str, **options: Any) -> Plotly:
@@ -221,26 +249,30 @@ def axis(title: str, **options: Any) -> Plotly:
 
 
 def axis_of(title: str, span: Span) -> Plotly:
-    """Return an axis between the ends of `span`, with plain numbers at 1, 2, 5, 10, ... where it is
-    logarithmic."""
+    """Return plotly's axis for a span; on a logarithmic one, the ticks are plain numbers."""
     if not span.logarithmic:
         return axis(title, range=[span.low, span.high])
     ends = [log10(span.low), log10(span.high)]
-    words = [f"{tick:.12g}" for tick in span.ticks]
+    texts = [f"{tick:.12g}" for tick in span.ticks]
     return axis(
-        f"{title} (logarithmic)", type="log", range=ends, tickvals=span.ticks, ticktext=words
+        f"{title} (logarithmic)", type="log", range=ends, tickvals=span.ticks, ticktext=texts
     )
 
 
 def layout(height: int, legend: int | None = None, **options: Any) -> Plotly:
-    """Return plotly's layout. legend: pixels of each of its entries, None for no legend."""
+    """Return plotly's layout.
+
+    height: in pixels; legend: pixels of each entry of the legend, None for no legend; options:
+    other entries of the layout."""
     entries = {"showlegend": False} if legend is None else {"legend": {"entrywidth": legend}}
     return {"template": TEMPLATE, "height": height, **entries, **options}
 
 
 def lanes(names: Sequence[str], lane: int, gap: int) -> Plotly:
-    """Return the layout of lanes below each other: the first at y = 0, the next at -1.  Each is
-    `lane` pixels high, its name stands at the left edge, `gap` pixels above its middle."""
+    """Return the part of a layout that makes lanes below each other, at y = 0, -1, -2 and so on.
+
+    lane: pixels from one to the next; gap: pixels from the middle of a lane up to its name, which
+    is at the left edge."""
     above = {
         "x": 0,
         "xref": "paper",

@@ -1,5 +1,7 @@
-"""Write a table, and the lines below it, for the terminal and as Markdown; rows as CSV and JSON.
-Names and reasons come from files anyone may have written: they are shown as plain text."""
+"""Write tables and lines for the terminal and as Markdown, and rows as CSV and JSON.
+
+Names and messages come from files that anyone may have written, so they are shown without markup
+and without commands to a terminal."""
 
 from __future__ import annotations
 
@@ -20,79 +22,93 @@ BOLD = ("wrong", "dead")
 
 
 def block(table: Table, format: str) -> str:
+    """Return a table below its title.  format: "markdown" or "table", for the terminal."""
     if format == "markdown":
         return f"**{escaped(table.title)}**\n\n{markdown(table)}"
     return f"{plain(table.title)}\n{aligned(table)}"
 
 
 def listed(lines: Sequence[str], format: str) -> str:
+    """Return sentences as a list, a line each.  format: "markdown" or "table", for the terminal."""
     return "\n".join(
         f"- {escaped(line)}" if format == "markdown" else plain(line) for line in lines
     )
 
 
 def spaced(blocks: Iterable[Sequence[str]]) -> str:
-    """Join the blocks that are not empty with an empty line between them; the last line ends with a
-    newline."""
+    """Join blocks of lines with an empty line between them, and a newline at the end.
+
+    Blocks without lines are left out."""
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
 
 
 def aligned(
     table: Table, longest: int = LONGEST_CELL, colors: Mapping[str, str] | None = None
 ) -> str:
-    """Return the table in columns of equal width; a long heading is broken over several lines.
-    colors: mark -> ANSI code."""
-    body = [
-        [cell._replace(shown=short(plain(cell.shown), longest)) for cell in row]
-        for row in table.rows
-    ]
-    cells = list(zip(*body)) or [()] * len(table.columns)
-    widths, titles = [], []
-    for column, below in zip(table.columns, cells):
-        width = max(map(len, [*column.title.split(), *(cell.shown for cell in below)]))
-        widths.append(width)
-        titles.append(wrap(column.title, width, break_on_hyphens=False))
-    height = max(map(len, titles))
-    heads = zip(*([""] * (height - len(lines)) + lines for lines in titles))
-    rows = [
-        [Cell(words) for words in line] for line in (*heads, ["-" * width for width in widths])
-    ] + body
-    lines = [
-        "  ".join(
-            painted(
-                cell.shown.rjust(width) if column.numeric else cell.shown.ljust(width),
-                cell.mark,
-                colors or {},
-            )
-            for cell, column, width in zip(row, table.columns, widths)
-        ).rstrip()
-        for row in rows
-    ]
-    groups = ["", *table.groups]
-    head = len(rows) - len(body)
-    for index in reversed(range(len(table.groups))):
-        if groups[index + 1] != groups[index]:
-            lines.insert(head + index, f"{groups[index + 1]}:")
+    """Return a table for the terminal, in aligned columns.
+
+    A title that is wider than the cells below it is broken over several lines.
+
+    longest: characters of the longest cell, after which it is cut; colors: mark of a cell -> ANSI
+    code."""
+    rows = []
+    for row in table.rows:
+        rows.append([cell._replace(shown=short(plain(cell.shown), longest)) for cell in row])
+    widths = []
+    for index, column in enumerate(table.columns):
+        texts = [*column.title.split(), *(row[index].shown for row in rows)]
+        widths.append(max(map(len, texts)))
+
+    def line(cells: Iterable[Cell]) -> str:
+        texts = []
+        for cell, column, width in zip(cells, table.columns, widths):
+            text = cell.shown.rjust(width) if column.numeric else cell.shown.ljust(width)
+            texts.append(painted(text, cell.mark, colors or {}))
+        return "  ".join(texts).rstrip()
+
+    lines = [line(map(Cell, texts)) for texts in _head(table.columns, widths)]
+    heading = ""
+    for row, group in zip(rows, table.groups or [""] * len(rows)):
+        if group != heading:
+            lines.append(f"{group}:")
+            heading = group
+        lines.append(line(row))
     return "\n".join(lines)
 
 
-def painted(words: str, mark: str, colors: Mapping[str, str]) -> str:
-    return f"\x1b[{colors[mark]}m{words}\x1b[0m" if mark in colors else words
+def _head(columns: Sequence[Column], widths: Sequence[int]) -> list[tuple[str, ...]]:
+    """Return the lines of a table's head, and one of dashes: a text for each column.
+
+    Titles of fewer lines are at the bottom of the head.  widths: in characters."""
+    titles = []
+    for column, width in zip(columns, widths):
+        titles.append(wrap(column.title, width, break_on_hyphens=False))
+    height = max(map(len, titles))
+    padded = [[""] * (height - len(title)) + title for title in titles]
+    return [*zip(*padded), tuple("-" * width for width in widths)]
+
+
+def painted(text: str, mark: str, colors: Mapping[str, str]) -> str:
+    """Return a text in the colour of its mark, if that has one.  colors: mark -> ANSI code."""
+    return f"\x1b[{colors[mark]}m{text}\x1b[0m" if mark in colors else text
 
 
 def markdown(table: Table) -> str:
-    cells = [
-        [f"**{escaped(cell.shown)}**" if cell.mark in BOLD else escaped(cell.shown) for cell in row]
-        for row in table.rows
-    ]
-    return markdown_of(
-        [column._replace(title=escaped(column.title)) for column in table.columns], cells
-    )
+    """Return a table in Markdown, without its title and groups; cells of BOLD marks are bold."""
+    columns = [column._replace(title=escaped(column.title)) for column in table.columns]
+    rows = []
+    for row in table.rows:
+        cells = [escaped(cell.shown) for cell in row]
+        rows.append(
+            [f"**{text}**" if cell.mark in BOLD else text for text, cell in zip(cells, row)]
+        )
+    return markdown_of(columns, rows)
 
 
 def markdown_of(columns: Sequence[Column | str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table.  columns: a plain title is a column of text; rows: cells in
-    Markdown."""
+    """Return a table of cells that are Markdown already.
+
+    columns: a str is the title of a column of text."""
     titles, rules = [], []
     for column in columns:
         if isinstance(column, str):
@@ -103,19 +119,21 @@ def markdown_of(columns: Sequence[Column | str], rows: Iterable[Sequence[str]]) 
     return "\n".join(f"| {' | '.join(row)} |" for row in (titles, rules, *rows))
 
 
-# Rows.
-
+#: A number in CSV, such as "-1.5e-07".
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?")
 
 
 def json_text(rows: Sequence[Values]) -> str:
-    """Return the rows as a JSON list of objects, in ASCII, so that no control character gets
-    through."""
+    """Return rows as a JSON list of objects.
+
+    It is ASCII, so control characters are escaped; infinity and NaN are null."""
     return json.dumps(finite(list(rows)), indent=2, allow_nan=False) + "\n"
 
 
 def csv_text(rows: Sequence[Values]) -> str:
-    """Return a line for each row of plain values; a list becomes one cell."""
+    """Return rows as CSV, with a column for each key that one of them has.
+
+    A list is one cell, with "; " between its items; None is an empty cell."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
@@ -125,7 +143,9 @@ def csv_text(rows: Sequence[Values]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Return a cell as text; text that a spreadsheet would take for a formula is marked."""
+    """Return a cell of CSV: a number as it is, else text.
+
+    A text that a spreadsheet would run as a formula, such as "=1+1", gets a "'" before it."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     text = plain("; ".join(map(str, value)) if isinstance(value, list) else value)
@@ -133,8 +153,9 @@ def _cell(value: Any) -> Any:
 
 
 def finite(value: Any, digits: int = 17) -> Any:
-    """Replace infinity and NaN, which JSON lacks, by None; round numbers to so many significant
-    digits."""
+    """Return a value of JSON with None for infinity and NaN, which JSON lacks.
+
+    digits: significant digits to which floats are rounded; 17 keeps all."""
     if isinstance(value, dict):
         return {key: finite(item, digits) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -145,7 +166,7 @@ def finite(value: Any, digits: int = 17) -> Any:
 
 
 def stopped_later(folders: Sequence[str]) -> str:
-    """Return a line on runs in these folders, which measured nothing, "" for none."""
+    """Return a line about later runs, in these folders, that measured nothing; "" for none."""
     if not folders:
         return ""
     shown = "that is not shown" if len(folders) == 1 else "that are not shown"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from rnnt_bench.core.errors import UserError
-from rnnt_bench.core.files import ROOT, Claim, Held, cannot_write, code, not_a_folder
+from rnnt_bench.core.files import ROOT, Claim, Held, cannot_write, code_digest, not_a_folder
 from rnnt_bench.core.implementations import find
 from rnnt_bench.core.settings import Settings
 from rnnt_bench.core.text import plain
@@ -203,7 +203,7 @@ def origin() -> schema.Record:
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "git_revision": revision,
         "git_dirty": dirty,
-        "code": code(),
+        "code": code_digest(),
         "machine": machine.describe(),
     }
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 from rnnt_bench.core import text
 from rnnt_bench.core.called import or_set_up
-from rnnt_bench.core.errors import NotRunnable, UserError, go_on_with, say
+from rnnt_bench.core.errors import NotRunnable, UserError, say
 from rnnt_bench.core.files import INSTALLED, ROOT
 from rnnt_bench.core.implementations import FAST_MKL, OTHER_TORCH, Implementation, find
 from rnnt_bench.setup import environments, libraries
@@ -43,7 +44,7 @@ def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool)
             return Choice(None, str(error))
     here = Path(sys.executable)
     if in_place or INSTALLED:
-        if implementation.placed:  # it runs in its environment, or nowhere
+        if implementation.in_other_environment:  # it runs in its environment, or nowhere
             program = "an installed suite" if INSTALLED else "--in-place"
             return Choice(None, f"{program} uses this Python alone")
         return Choice(here)
@@ -51,7 +52,7 @@ def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool)
     has_package = implementation.built or not lacks(implementation.package)
     if (
         has_package
-        and not implementation.placed
+        and not implementation.in_other_environment
         and not lacks("torch")
         and (prefer_here or not managed)
     ):
@@ -158,12 +159,13 @@ def lacks(*packages: str) -> bool:
 
 
 def continue_in(environment: str) -> None:
-    """Restart this command under the environment's Python; do nothing where there is none or it is
-    the running one."""
+    """Restart this command with the Python of an environment of `make setup`.
+
+    Does nothing if that environment is not there, or already runs this command."""
     managed = other(environment)
     if managed is not None:
         sys.stdout.flush()
-        go_on_with(str(managed))
+        os.execv(managed, [str(managed), *sys.argv])
 
 
 def need(package: str, environment: str = "main", *, in_place: bool = False) -> None:

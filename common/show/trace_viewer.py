@@ -127,13 +127,13 @@ def parser() -> Parser:
     )
     add(
         "--window",
-        type=flag_types.whole(1),
+        type=flag_types.Whole(1),
         default=1,
         help="Number of the trace in the run, from 1. Default: 1",
     )
     add(
         "--port",
-        type=flag_types.whole(0, 65535),
+        type=flag_types.Whole(0, 65535),
         default=9001,
         help="Port; 0 takes any free one. Default: 9001",
     )

@@ -58,7 +58,7 @@ def parser() -> Parser:
         help="Model: package.module:name or file.py:name (a class, a function that makes a model, or a model), "
         "s3prl:upstream or hf:name (with weights that are here already).",
     )
-    whole = flag_types.whole(1)
+    whole = flag_types.Whole(1)
     add = result.add_argument_group("the model").add_argument
     add(
         "--args",
@@ -70,7 +70,7 @@ def parser() -> Parser:
         "--arg",
         action="append",
         default=[],
-        type=flag_types.pair("KEY=VALUE", empty=True),
+        type=flag_types.key_value("KEY=VALUE", empty=True),
         metavar="KEY=VALUE",
         help="An argument of the constructor, in place of that of --args. Repeatable.",
     )
@@ -122,7 +122,7 @@ def parser() -> Parser:
     add("--by", choices=show.BREAKDOWNS, default="module", help="Unit of a row. Default: module")
     add(
         "--depth",
-        type=lambda text: ALL if text == "all" else flag_types.whole(0)(text),
+        type=lambda text: ALL if text == "all" else flag_types.Whole(0)(text),
         metavar="N",
         help="Show modules down to N names below the model, or all. Default: 2; all with --format csv and json",
     )

@@ -58,7 +58,7 @@ def tensor(spec: str, device: str, letters: Mapping[str, int]) -> tuple[str, tor
 def lengths(source: Path, sample_rate: int) -> list[int]:
     """Return the sorted samples of every file below a directory, by their headers, or the numbers
     of a text file ("#": a comment).  Raises UserError."""
-    problem = files.not_there(source)
+    problem = files.not_a_file_or_folder(source)
     if problem:
         raise errors.UserError(f"{source}: {problem}")
     samples = []

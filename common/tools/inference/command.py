@@ -62,7 +62,7 @@ class _Parser(Parser):
 
 def _thread_counts(text: str) -> list[int]:
     """Parse "1,2,4" as different numbers of threads."""
-    return list(dict.fromkeys(map(flag_types.threads, flag_types.words(text))))
+    return list(dict.fromkeys(map(flag_types.threads, flag_types.names(text))))
 
 
 def parser() -> Parser:
@@ -99,7 +99,7 @@ def parser() -> Parser:
         "max_seconds",
         "Most seconds of timed calls of a cell; three are always timed. Default: 1",
     )
-    whole = flag_types.whole(1)
+    whole = flag_types.Whole(1)
     add_setting(
         group, "max_samples", "Most timed calls of a cell. Default: 200", type=whole, metavar="N"
     )

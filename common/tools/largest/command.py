@@ -82,7 +82,7 @@ VARIABLES = {**settings.MEMORY_VARIABLES, "MALLOC_ARENA_MAX": "1"}
 def bucket_counts(text: str) -> tuple[int, int]:
     """Parse "12" or "12x2": the number of buckets by duration, and by tokens within each."""
     durations, _, parts = text.partition("x")
-    whole = flag_types.whole(1)
+    whole = flag_types.Whole(1)
     return whole(durations), whole(parts or "1")
 
 
@@ -101,12 +101,12 @@ TRAINING: dict[str, dict[str, Any]] = {
     "--arg": dict(
         action="append",
         default=[],
-        type=flag_types.pair("KEY=VALUE"),
+        type=flag_types.key_value("KEY=VALUE"),
         metavar="KEY=VALUE",
         help="An argument of --model, or a size, in place of that of the file. Repeatable.",
     ),
     "--losses": dict(
-        type=flag_types.words,
+        type=flag_types.names,
         default=("",),
         metavar="A,B",
         help="Search for each of these losses: the factory's argument `loss`; fused: by fused_transducer.recipes.patch",
@@ -138,10 +138,10 @@ TRAINING: dict[str, dict[str, Any]] = {
         help="Train with the gradient checkpointing that a model of transformers has.",
     ),
     "--features": dict(
-        type=flag_types.whole(1), default=80, metavar="F", help="Features of a frame. Default: 80"
+        type=flag_types.Whole(1), default=80, metavar="F", help="Features of a frame. Default: 80"
     ),
     "--hop": dict(
-        type=flag_types.whole(1),
+        type=flag_types.Whole(1),
         default=160,
         metavar="N",
         help="Samples of a frame, for a model that takes samples. Default: 160",
@@ -163,7 +163,7 @@ def parser() -> Parser:
     )
     group.add_argument(
         "--largest-cap",
-        type=flag_types.whole(1),
+        type=flag_types.Whole(1),
         metavar="K",
         help="Try no more than so many. Default: all",
     )
@@ -391,7 +391,7 @@ def _utterances(path: Path, bpe_model: Path | None) -> tuple[Any, float]:
         )
     words = ["--manifest", str(path), "--bpe-model", str(bpe_model)]
     flags = shape_files.parser().parse_args(words)
-    return generation.from_manifest(flags, [])[1], flags.frame_shift
+    return generation.from_manifest(flags, []).features, flags.frame_shift
 
 
 def _steps(arguments: argparse.Namespace, vocab_size: int, device: str) -> buckets.Steps:

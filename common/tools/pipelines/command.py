@@ -48,7 +48,7 @@ def parser() -> Parser:
         "arguments, python, builder, converter, name, warmup, repeats. Default: examples/pipelines/pipeline.yaml",
     )
     group = result.add_argument_group("the data set")
-    whole = flag_types.whole(1)
+    whole = flag_types.Whole(1)
     group.add_argument(
         "--dataset-type",
         choices=("made", *READERS),
@@ -69,7 +69,7 @@ def parser() -> Parser:
     )
     group.add_argument(
         "--made-seconds",
-        type=lambda text: list(map(flag_types.positive, flag_types.words(text))),
+        type=lambda text: list(map(flag_types.positive, flag_types.names(text))),
         metavar="A,B",
         help="Seconds of each made example. Default: 2,4,8",
     )
@@ -77,7 +77,7 @@ def parser() -> Parser:
     add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
     group.add_argument(
         "--warmup",
-        type=flag_types.whole(0),
+        type=flag_types.Whole(0),
         metavar="K",
         help="Calls before the timed ones. Default: 2",
     )

@@ -90,7 +90,7 @@ def parser() -> Parser:
     )
     group.add_argument(
         "--depth",
-        type=flag_types.whole(1),
+        type=flag_types.Whole(1),
         metavar="K",
         help="Label every module whose dotted name has at most K parts, in place of --label.",
     )
@@ -113,11 +113,11 @@ def parser() -> Parser:
     group = result.add_argument_group("the run")
     add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
     words = f"Timed steps, with labels. Default: {_by_device('steps')}"
-    group.add_argument("--steps", type=flag_types.whole(1), metavar="K", help=words)
+    group.add_argument("--steps", type=flag_types.Whole(1), metavar="K", help=words)
     words = f"Steps before the timed ones. Default: {_by_device('warmup')}"
-    group.add_argument("--warmup", type=flag_types.whole(0), metavar="K", help=words)
+    group.add_argument("--warmup", type=flag_types.Whole(0), metavar="K", help=words)
     words = "Steps under torch.profiler. Default: 2"
-    group.add_argument("--trace-steps", type=flag_types.whole(1), metavar="K", help=words)
+    group.add_argument("--trace-steps", type=flag_types.Whole(1), metavar="K", help=words)
     quick = "2 layers of the Conformer transducer, one utterance, 2 steps"
     commands.add_flags(
         group, seed="Seed of inputs and weights", folder="profile-<size>", quick=quick, timeout=None
@@ -128,7 +128,7 @@ def parser() -> Parser:
 def _add_pairs(group: Any, flag: str, form: str, words: str) -> None:
     """Add a repeatable flag of pairs of this form; words: its help."""
     group.add_argument(
-        flag, action="append", default=[], type=flag_types.pair(form), metavar=form, help=words
+        flag, action="append", default=[], type=flag_types.key_value(form), metavar=form, help=words
     )
 
 
