@@ -1,16 +1,16 @@
 """Compare pairs of runs: time, memory and errors, each with a verdict and its reason.
-Only runs that measured the same thing on the same kind of machine are a pair; an error names what
-differs otherwise. Time is judged over rounds, which are paired where both sides ran beside each
-other. Rounds of two separate runs cannot show whether the machine changed between them; the rows
-that did not change can (see control.py). All intervals of one comparison hold together with 95%
-(Bonferroni)."""
+
+Only runs that measured the same on the same kind of machine are a pair; else an error names what
+differs. Time is judged over rounds, which are paired where both sides ran beside each other. Rounds of
+two separate runs cannot show whether the machine changed between them; the rows whose code did not
+change can (see control.py). All intervals of one comparison hold together with 95% (Bonferroni)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rnnt_bench.analysis import control, groups, logs, ratios, standing
 from rnnt_bench.analysis.row import SCOPES, Row
@@ -20,8 +20,8 @@ from rnnt_bench.records import schema, store
 
 #: The process's peak (VmHWM) differs by some percent between two runs of the same code.
 PROCESS_TOLERANCE = 0.1
-#: Rounding differs with the order of a sum: a change is another order of magnitude, well above
-#: float32's rounding.
+#: Errors of rounding vary with the order of a sum. So errors differ only if the larger one is more than
+#: ERROR_FACTOR times the other, and above ERROR_FLOOR, which is well above the rounding of float32.
 ERROR_FACTOR, ERROR_FLOOR = 10.0, 1e-6
 
 
@@ -30,78 +30,83 @@ ERROR_FACTOR, ERROR_FLOOR = 10.0, 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Pair:
+    """Hold the two runs that are compared."""
+
     baseline: Row
     new: Row
 
     @property
     def name(self) -> str:
-        return self.new.name if self.one_loss else f"{self.new.name} against {self.baseline.name}"
+        """Return "k2" for two runs of one loss, or "k2 against torchaudio"."""
+        if self.is_one_loss:
+            return self.new.name
+        return f"{self.new.name} against {self.baseline.name}"
 
     @property
-    def one_loss(self) -> bool:
+    def is_one_loss(self) -> bool:
         return self.baseline.name == self.new.name
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Hold the runs of two measurements: pairs, runs that the new side lacks, and those that only
-    it has."""
+    """Hold the runs of two measurements.
+
+    Attributes:
+        pairs: those to compare
+        gone: runs that only the baseline has
+        added: runs that only the new side has
+    """
 
     pairs: list[Pair]
     gone: Sequence[Row] = ()
     added: Sequence[Row] = ()
 
     def label(self, run: Row) -> str:
-        """Return the name of a run's implementation, or its folder's where a pair has another run
-        of it."""
+        """Return the name of a run's implementation, or that of its folder where a pair has another
+        run of this implementation."""
         compared = any(run.name in (pair.baseline.name, pair.new.name) for pair in self.pairs)
         return run.folder.name if compared else run.name
 
 
 def read_runs(path: Path) -> list[Row]:
-    """Return the timed runs at or under `path`. Raises UserError where none can be read; of some
-    that cannot be it warns."""
+    """Return the timed runs at or under `path`, and warn of those that cannot be read.
+
+    Raises UserError where none can be read."""
     log = logs.read([path], all_runs=True, traces=False)
     runs = [row for row in [*log.rows, *log.swept] if row.header.name]
     unreadable = [row.reason for row in log.rows if row.unreadable]
     if not runs:
         advice = f"{path}: no {schema.FILE_NAME} in it of runs that were timed; name one"
-        raise errors.UserError(next(iter(unreadable), advice))
+        raise errors.UserError(unreadable[0] if unreadable else advice)
     for reason in unreadable:
         store.warn(f"{reason}; left out")
     return runs
 
 
 def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
-    """Return the runs of two paths in pairs, of the implementations `only` alone, none for all. A
-    single run on each side is a pair whatever the names. Raises UserError where nothing is on both
-    sides, or with other settings."""
+    """Return the runs of two paths in pairs of one implementation and the same settings.
+
+    A single run on each side is a pair whatever the names. Raises UserError where nothing can be
+    paired.
+
+    Args:
+        only: names of the implementations to compare; none for all
+    """
     before, after = (
         groups.newest_of_each(read_runs(path), _measure_the_same) for path in (baseline, new)
     )
     if len(before) == len(after) == 1 and not only:
-        return Sides([checked(before[0], after[0])])
+        return Sides([checked_pair(before[0], after[0])])
     names = list(dict.fromkeys(run.name for run in [*before, *after]))
-    unknown = [name for name in only if name not in names]
-    if unknown:
-        raise errors.UserError(
-            f"--only {','.join(unknown)}: not in {baseline} or {new}; there are {', '.join(map(text.plain, names))}"
-        )
-    before, after = (
-        [run for run in side if not only or run.name in only] for side in (before, after)
-    )
-    pairs: list[Pair] = []
-    for name in names:
-        mine, theirs = ([run for run in side if run.name == name] for side in (before, after))
-        fitting = [
-            Pair(first, other)
-            for first in mine
-            for other in theirs
-            if not groups.differences(first, other)
-        ]
-        if mine and theirs and not fitting:
-            fitting = [checked(groups.newest_first(mine)[0], groups.newest_first(theirs)[0])]
-        pairs += fitting
+    if only:
+        unknown = [name for name in only if name not in names]
+        if unknown:
+            raise errors.UserError(
+                f"--only {','.join(unknown)}: not in {baseline} or {new}; there are {', '.join(map(text.plain, names))}"
+            )
+        before = [run for run in before if run.name in only]
+        after = [run for run in after if run.name in only]
+    pairs = [pair for name in names for pair in _pairs_of(name, before, after)]
     if not pairs:
         sides = ((baseline, before), (new, after))
         held = (
@@ -118,67 +123,106 @@ def _measure_the_same(run: Row, other: Row) -> bool:
     return run.name == other.name and not groups.differences(run, other)
 
 
-def within(log: Path, baseline: str, new: str) -> list[Pair]:
-    """Return the pair of two implementations in a log folder: of the newest run that has both, else
-    the newest of each. Raises UserError where one is missing or they were measured with other
-    settings."""
+def _pairs_of(name: str, before: Sequence[Row], after: Sequence[Row]) -> list[Pair]:
+    """Return the pairs of an implementation's runs that measured the same; [] if a side has no run of
+    it.
+
+    Raises UserError, which names the differences, where both sides have runs but none fit."""
+    before = [run for run in before if run.name == name]
+    after = [run for run in after if run.name == name]
+    if not before or not after:
+        return []
+    fitting = [
+        Pair(first, other)
+        for first in before
+        for other in after
+        if not groups.differences(first, other)
+    ]
+    return fitting or [checked_pair(groups.newest_first(before)[0], groups.newest_first(after)[0])]
+
+
+def within(log: Path, baseline: str, new: str) -> Pair:
+    """Return the pair of two implementations in a log folder: of the newest run that measured both,
+    else the newest of each.
+
+    Raises UserError where one is missing, or they were measured with other settings."""
     runs = groups.newest_first(read_runs(log))
-    sides = [[run for run in runs if run.name == name] for name in (baseline, new)]
-    for name, side in zip((baseline, new), sides):
+    before = [run for run in runs if run.name == baseline]
+    after = [run for run in runs if run.name == new]
+    for name, side in ((baseline, before), (new, after)):
         if not side:
             names = ", ".join(sorted({text.plain(run.name) for run in runs}))
             raise errors.UserError(f"{log}: no run of {name} in it; there are {names}")
-    pairs = [
-        (first, other)
-        for first in sides[0]
-        for other in sides[1]
-        if first.header.run_id == other.header.run_id
-    ]
-    together = [pair for pair in pairs if not groups.differences(*pair)]
-    return [checked(*(together[0] if together else (sides[0][0], sides[1][0])))]
+    for first in before:
+        for other in after:
+            is_same_run = first.header.run_id == other.header.run_id
+            if is_same_run and not groups.differences(first, other):
+                return checked_pair(first, other)
+    return checked_pair(before[0], after[0])
 
 
-def checked(baseline: Row, other: Row) -> Pair:
+def checked_pair(baseline: Row, new: Row) -> Pair:
     """Return the pair; raise UserError, which names the differences, if it cannot be compared."""
-    different = groups.differences(baseline, other)
+    different = groups.differences(baseline, new)
     advice = "run both with the same flags on the same machine"
-    if (
-        baseline.loss != other.loss
-        and baseline.torch
-        and other.torch
-        and baseline.torch != other.torch
-    ):
-        different.append(f"torch {baseline.torch} / {other.torch}")
+    known_torch = baseline.torch and new.torch
+    if baseline.loss != new.loss and known_torch and baseline.torch != new.torch:
+        different.append(f"torch {baseline.torch} / {new.torch}")
         advice = "a ratio would be that of the torches too: measure both under one, as "
         advice += f"{command('run')} --only k2,fast_rnnt@k2 does"
     if different:
-        why = "; ".join(map(text.plain, different))
+        reasons = "; ".join(map(text.plain, different))
         raise errors.UserError(
-            f"{baseline.folder} and {other.folder} are not comparable: {why}; {advice}"
+            f"{baseline.folder} and {new.folder} are not comparable: {reasons}; {advice}"
         )
-    return Pair(baseline, other)
+    return Pair(baseline, new)
 
 
 # Changes.
 
 
-class Judged(NamedTuple):
-    """Hold a change of memory or of the errors.
+class MemoryChange(NamedTuple):
+    """Hold how the memory of a scope changed.
 
     Attributes:
-        baseline, new: highest peak in MB over the batches that both have, or {field of the record:
-          relative error}
-        counter: field of the record that the peaks are of
-        batches: number of those that both have
+        verdict: "less", "more", "same" or "unclear"
+        baseline_mb, new_mb: highest peak over the batches that both have
+        counter: field of the memory record that the peaks are of
+        batches: number of the batches that both have
     """
 
     verdict: str
     reason: str
     ratio: float | None = None
-    baseline: Any = None
-    new: Any = None
+    baseline_mb: float | None = None
+    new_mb: float | None = None
     counter: str | None = None
     batches: int = 0
+
+    def as_json(self) -> schema.Record:
+        return {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "ratio": self.ratio,
+            "baseline": self.baseline_mb,
+            "new": self.new_mb,
+            "counter": self.counter,
+            "batches": self.batches,
+        }
+
+
+class ErrorChange(NamedTuple):
+    """Hold how the errors changed.
+
+    Attributes:
+        verdict: "better", "worse", "same", "wrong" or "unclear"
+        baseline, new: loss_error, grad_error and approximation_gap, as in the correctness record
+    """
+
+    verdict: str
+    reason: str
+    baseline: Mapping[str, float | None]
+    new: Mapping[str, float | None]
 
 
 @dataclass
@@ -193,8 +237,8 @@ class Change:
     pair: Pair
     margins: ratios.Margins
     time: dict[str, standing.Standing]
-    memory: dict[str, Judged]
-    errors: Judged
+    memory: dict[str, MemoryChange]
+    errors: ErrorChange
     changed: list[str]
 
     def as_json(self) -> schema.Record:
@@ -207,13 +251,14 @@ class Change:
             "time": {
                 scope: {**time.as_json(), **time.judged_json()} for scope, time in self.time.items()
             },
-            "memory": {scope: memory._asdict() for scope, memory in self.memory.items()},
+            "memory": {scope: memory.as_json() for scope, memory in self.memory.items()},
             "errors": self.errors._asdict(),
             "changed": self.changed,
         }
 
 
 def _origin_json(run: Row) -> schema.Record:
+    """Return what JSON says of one side: which run it is, and of which code."""
     header, environment = run.header, run.environment
     return {
         "name": run.name,
@@ -234,6 +279,12 @@ def _origin_json(run: Row) -> schema.Record:
 def compare(
     pairs: Sequence[Pair], scopes: Sequence[str] = SCOPES, tolerance: float = statistics.TOLERANCE
 ) -> list[Change]:
+    """Return what changed in each pair; the intervals of all times hold together.
+
+    Args:
+        scopes: those to compare
+        tolerance: largest change of time or memory that does not matter (0.02: 2%)
+    """
     sides = [(pair.baseline, pair.new) for pair in pairs]
     timed = [
         scope
@@ -246,109 +297,136 @@ def compare(
     changes = []
     for index, pair in enumerate(pairs):
         time = {scope: standings[scope][index] for scope in scopes}
-        memory = {scope: _memory(pair, scope, tolerance) for scope in scopes}
-        changes.append(Change(pair, margins, time, memory, _errors(pair), _changed(pair)))
+        memory = {scope: _memory_change(pair, scope, tolerance) for scope in scopes}
+        changes.append(Change(pair, margins, time, memory, _error_change(pair), _changed(pair)))
     return changes
 
 
-def _memory(pair: Pair, scope: str, tolerance: float) -> Judged:
-    """Compare the highest peaks, which tables show too, over the batches that both have, since
-    these decide what fits: allocators count exactly, the process's resident peak does not."""
-    sides = [run.peaks_of(scope) for run in (pair.baseline, pair.new)]
-    batches = set.intersection(*map(set, sides))
+#: Words of times -> words of memory.
+OF_MEMORY = {"faster": "less", "slower": "more", "same": "same"}
+
+
+def _memory_change(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
+    """Compare the highest peaks over the batches that both sides have, since these decide what fits."""
+    before_peaks = pair.baseline.peaks_of(scope)
+    after_peaks = pair.new.peaks_of(scope)
+    batches = before_peaks.keys() & after_peaks.keys()
     if not batches:
-        absent = [side for side, peaks in zip(("the baseline", "the new side"), sides) if not peaks]
+        sides = {"the baseline": before_peaks, "the new side": after_peaks}
+        absent = [side for side, peaks in sides.items() if not peaks]
         reason = f"no peaks of the memory pass for {' and '.join(absent) or 'a batch of both'}"
         before_mb, after_mb = (
-            max((peak.mb for peak in peaks.values()), default=None) for peaks in sides
+            max((peak.mb for peak in peaks.values()), default=None) for peaks in sides.values()
         )
-        return Judged("unclear", reason, None, before_mb, after_mb)
-    before, after = (max(peaks[batch] for batch in batches) for peaks in sides)
+        return MemoryChange("unclear", reason, None, before_mb, after_mb)
+    before = max(before_peaks[batch] for batch in batches)
+    after = max(after_peaks[batch] for batch in batches)
     if not before.mb or not after.mb:
-        return Judged(
+        return MemoryChange(
             "unclear", "a peak of 0", None, before.mb, after.mb, after.counter, len(batches)
         )
     ratio = after.mb / before.mb
+    # Allocators count exactly, the resident peak of a process does not.
     source = "the allocator's own count"
     if {before.counter, after.counter} & {"process", "device_used"}:
         tolerance = max(tolerance, PROCESS_TOLERANCE)
         source = "the resident peak of one process each"
-    verdict = {"faster": "less", "slower": "more"}.get(
-        statistics.verdict(ratio, ratio, tolerance), "same"
-    )
+    verdict = OF_MEMORY[statistics.verdict(ratio, ratio, tolerance)]
     reason = f"{abs(ratio - 1):.1%} {verdict} memory"
     if verdict == "same":
         reason = f"the ratio, {ratio:.3f}, is within {standing.percent(tolerance)}"
     counter = f"{after.counter}_bytes"
-    return Judged(
+    return MemoryChange(
         verdict, f"{reason} ({source})", ratio, before.mb, after.mb, counter, len(batches)
     )
 
 
-def _errors(pair: Pair) -> Judged:
-    """Judge the errors at the measured size, or on small batches where a side has no others."""
-    baseline, new = pair.baseline.checked, pair.new.checked
+def _error_change(pair: Pair) -> ErrorChange:
+    """Compare the errors at the measured size, or on small batches where a side has no others."""
+    records = pair.baseline.checked, pair.new.checked
+    are_at_size = all(record.at_size for record in records)
     sides = []
-    for record in (baseline, new):
-        judged_at = record.at_size if baseline.at_size and new.at_size else record
-        errors = {key: getattr(judged_at, key) for key in ("loss_error", "grad_error")}
-        sides.append({**errors, "approximation_gap": record.approximation_gap})
+    for record in records:
+        judged = record.at_size if are_at_size else record
+        side = {key: getattr(judged, key) for key in ("loss_error", "grad_error")}
+        sides.append({**side, "approximation_gap": record.approximation_gap})
+    before, after = sides
+    verdict, reason = _error_verdict(*records, before, after)
+    return ErrorChange(verdict, reason, before, after)
 
-    def judged(verdict: str, reason: str) -> Judged:
-        return Judged(verdict, reason, None, sides[0], sides[1])
 
+def _error_verdict(
+    baseline: schema.Correctness,
+    new: schema.Correctness,
+    before: Mapping[str, float | None],
+    after: Mapping[str, float | None],
+) -> tuple[str, str]:
+    """Return (verdict, reason) on the errors of two sides.
+
+    Args:
+        baseline, new: records of the correctness pass
+        before, after: errors of the two sides that can be compared
+    """
     for record, side in ((baseline, "the baseline"), (new, "the new side")):
         if record.ok is None:
-            return judged(
-                "unclear", f"{side} was not checked against the oracle (the correctness pass)"
-            )
+            return "unclear", f"{side} was not checked against the oracle (the correctness pass)"
     if not new.ok:
-        return judged("wrong", f"the new side is further from the oracle than {new.tolerance}")
+        return "wrong", f"the new side is further from the oracle than {new.tolerance}"
     if not baseline.ok:
-        return judged(
-            "better",
-            f"the baseline is further from the oracle than {baseline.tolerance}, the new is not",
+        reason = (
+            f"the baseline is further from the oracle than {baseline.tolerance}, the new is not"
         )
+        return "better", reason
     verdicts = set()
     reasons = []
     for key, name in (("loss_error", "loss"), ("grad_error", "gradient")):
-        before, after = (side[key] or 0.0 for side in sides)
-        if max(before, after) > ERROR_FLOOR and max(before, after) > ERROR_FACTOR * min(
-            before, after
-        ):
-            verdicts.add("worse" if after > before else "better")
-            reasons.append(f"{name} error {before:.1e}, now {after:.1e}")
+        old_error = before[key] or 0.0
+        new_error = after[key] or 0.0
+        smaller, larger = sorted((old_error, new_error))
+        if larger > max(ERROR_FLOOR, ERROR_FACTOR * smaller):
+            verdicts.add("worse" if new_error > old_error else "better")
+            reasons.append(f"{name} error {old_error:.1e}, now {new_error:.1e}")
     if not reasons:
-        return judged("same", "both are right, with errors of the same order")
-    reason = "; ".join(reasons) + " (both are right)"
-    return judged(verdicts.pop() if len(verdicts) == 1 else "unclear", reason)
+        return "same", "both are right, with errors of the same order"
+    verdict = verdicts.pop() if len(verdicts) == 1 else "unclear"
+    return verdict, "; ".join(reasons) + " (both are right)"
 
 
 def _changed(pair: Pair) -> list[str]:
-    """Return the recorded differences in the code and its environment, as "torch 2.10.0 ->
-    2.11.0"."""
-    sides = {"baseline": pair.baseline, "new side": pair.new}
-    values = [("torch", [run.environment.torch for run in sides.values()])]
-    if pair.one_loss:
-        values.insert(0, ("revision", [run.header.git_revision for run in sides.values()]))
-        values.append(
-            ("version", [run.environment.implementation_version for run in sides.values()])
-        )
-        values.append(("Python", [run.environment.python for run in sides.values()]))
+    """Return the recorded differences of code and environment, as "torch 2.10.0 -> 2.11.0"; of two
+    different losses only that of torch."""
+    baseline, new = pair.baseline, pair.new
+    torch = ("torch", baseline.environment.torch, new.environment.torch)
+    values = [torch]
+    if pair.is_one_loss:
+        before, after = baseline.environment, new.environment
+        values = [
+            ("revision", baseline.header.git_revision, new.header.git_revision),
+            torch,
+            ("version", before.implementation_version, after.implementation_version),
+            ("Python", before.python, after.python),
+        ]
     changed = [
-        f"{label} {str(before)[:20]} -> {str(after)[:20]}"
-        for label, (before, after) in values
-        if before != after
+        f"{label} {str(old)[:20]} -> {str(current)[:20]}"
+        for label, old, current in values
+        if old != current
     ]
-    dirty = [side for side, run in sides.items() if pair.one_loss and run.header.git_dirty]
+    sides = {"baseline": baseline, "new side": new}
+    dirty = [side for side, run in sides.items() if pair.is_one_loss and run.header.git_dirty]
     if dirty:
         changed.append(f"uncommitted changes in the {' and the '.join(dirty)}")
     return changed
 
 
+# What fails a comparison with a limit.
+
+
 def regressions(changes: Sequence[Change], allowed: float) -> list[str]:
-    """Return a sentence for each whose time surely grew by more than `allowed`, or that has no
-    times any more."""
+    """Return a sentence for each pair whose new run failed, and for each time that is gone or surely
+    grew.
+
+    allowed: growth that passes (0.02: 2%)
+    """
     reasons = []
     for change in changes:
         new = change.pair.new
@@ -358,36 +436,46 @@ def regressions(changes: Sequence[Change], allowed: float) -> list[str]:
         for scope, time in change.time.items():
             if time.lost:
                 reasons.append(f"{name} {scope}: was timed at the baseline, has no times now")
-            if time.low is not None and not time.doubt and time.low > 1 + allowed:
+            if time.low is not None and _surely_grew(time, allowed):
                 reasons.append(f"{name} {scope}: slower by at least {100 * (time.low - 1):.1f}%")
     return reasons
 
 
+def _surely_grew(time: standing.Standing, allowed: float) -> bool:
+    return time.low is not None and not time.doubt and time.low > 1 + allowed
+
+
 def undecided(changes: Sequence[Change], allowed: float) -> list[str]:
-    """Return a sentence for each change whose time may have grown by more than `allowed`, though
-    not surely."""
+    """Return a sentence for each time that may have grown by more than is allowed, though not surely.
+
+    allowed: growth that passes (0.02: 2%)
+    """
     reasons = []
     for change in changes:
         for scope, time in change.time.items():
-            if time.ratio is None or (
-                not time.doubt and time.low is not None and time.low > 1 + allowed
-            ):
-                continue
-            # What is below the limit is no difference that a drift or the machine's day would have
-            # to explain.
-            is_withheld = any(
-                doubt.withholds and doubt.kind != "uncontrolled" for doubt in time.doubts
-            )
-            is_above = time.high is None or time.high > 1 + allowed
-            if is_withheld or (is_above and time.doubt) or time.high is None:
-                reasons.append(f"{change.pair.name} {scope}: {time.doubt or time.reason}")
-            elif is_above:
-                growth = f"{100 * (time.high - 1):.1f}%"
-                reasons.append(f"{change.pair.name} {scope}: it may have grown by up to {growth}")
+            reason = _why_undecided(time, allowed)
+            if reason:
+                reasons.append(f"{change.pair.name} {scope}: {reason}")
     return reasons
 
 
-def gone(sides: Sides) -> list[str]:
+def _why_undecided(time: standing.Standing, allowed: float) -> str:
+    """Return why a time may have grown by more than is allowed; "" where it surely did, or did not."""
+    if time.ratio is None or _surely_grew(time, allowed):
+        return ""
+    if time.high is None:
+        return time.doubt or time.reason
+    # A difference within the limit need not be explained, by the machine's day or by a drift.
+    if any(doubt.withholds and doubt.kind != "uncontrolled" for doubt in time.doubts):
+        return time.doubt
+    if time.high <= 1 + allowed:
+        return ""
+    return time.doubt or f"it may have grown by up to {100 * (time.high - 1):.1f}%"
+
+
+def missing_runs(sides: Sides) -> list[str]:
+    """Return a sentence on the runs that ended well at the baseline and that the new side lacks, in a
+    list; [] where there are none."""
     names = list(dict.fromkeys(sides.label(run) for run in sides.gone if run.status == "ok"))
     if not names:
         return []

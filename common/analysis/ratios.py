@@ -1,6 +1,6 @@
 """Estimate the ratio of two losses' times, with its interval, from times by round and batch.
 
-A round is a fresh process of each loss.  There are two designs:
+A round is a fresh process of each loss. There are two designs:
 
 - Each round has batches of its own, drawn at random from the shape file (--batches random or
   spread).  The ratio is that over all batches of the file.  Padding explains most of how two losses
@@ -28,13 +28,12 @@ Batches = Mapping[Any, float]  # batch -> time, the median of its samples
 Rounds = Mapping[Any, Batches]  # round -> batch -> time
 Round = TypeVar("Round")
 
-#: With fewer rounds, or fewer batches, a ratio says something of the measured batches only.
+#: With fewer rounds or batches a ratio is of the measured batches, and not of the whole file.
 FEWEST_BATCHES = 10
 
 
 class Padding(NamedTuple):
-    """Hold the padding x = -log(useful cells / padded cells) of each batch, and its mean over all
-    of the file."""
+    """Hold x = -log(useful cells / padded cells): of each batch, and its mean over the whole file."""
 
     of_batch: Mapping[Any, float]
     mean: float
@@ -54,10 +53,10 @@ class Ratio(NamedTuple):
         low, high: ends of its interval; None where the rounds are too few for one
         batches: how many both sides have
         baseline, new: time of each round, the geometric mean over its batches
-        error: standard error of the ratio's logarithm
+        error: standard error of the ratio's logarithm; None where the rounds are too few for one
         freedom: degrees of freedom of the error
         of_file: whether it is the ratio over all batches of the shape file
-        least, most: range over the measured batches
+        least, most: range over the measured batches, of rounds that have batches of their own
     """
 
     ratio: float
@@ -72,25 +71,55 @@ class Ratio(NamedTuple):
     least: float | None = None
     most: float | None = None
 
+
+class Factor(NamedTuple):
+    """Hold a factor with its interval."""
+
+    factor: float
+    low: float
+    high: float
+
     @classmethod
-    def around(
-        cls,
-        center: float,
-        error: float | None,
-        freedom: float,
-        confidence: float,
-        baseline: Sequence[float],
-        new: Sequence[float],
-        batches: int,
+    def around(cls, logarithm: float, half: float) -> Factor:
+        """Return the factor with this logarithm. half: of the interval of the logarithm."""
+        return cls(math.exp(logarithm), math.exp(logarithm - half), math.exp(logarithm + half))
+
+
+class Estimate(NamedTuple):
+    """Hold an estimate of the logarithm of a ratio.
+
+    Attributes:
+        error: standard error; None where the rounds are too few for one
+        freedom: degrees of freedom of the error
+    """
+
+    logarithm: float
+    error: float | None
+    freedom: float
+
+    def ratio(
+        self, confidence: float, baseline: Sequence[float], new: Sequence[float], batches: int
     ) -> Ratio:
-        """Return the ratio whose logarithm is `center`, with Student's t for its interval."""
+        """Return the ratio, with Student's t for its interval.
+
+        Args:
+            confidence: of the interval
+            baseline, new: time of each round
+            batches: number of batches that both sides have
+        """
         low = high = None
-        if error is not None:
-            half = student_t(confidence, freedom) * error
-            low = math.exp(center - half)
-            high = math.exp(center + half)
-        return cls(
-            math.exp(center), low, high, batches, tuple(baseline), tuple(new), error, freedom
+        if self.error is not None:
+            half = student_t(confidence, self.freedom) * self.error
+            _, low, high = Factor.around(self.logarithm, half)
+        return Ratio(
+            math.exp(self.logarithm),
+            low,
+            high,
+            batches,
+            tuple(baseline),
+            tuple(new),
+            self.error,
+            self.freedom,
         )
 
 
@@ -105,28 +134,33 @@ def ratio(
     sides.
 
     Args:
-        together: whether both were measured in one run, round by round.
-        padding: of the batches, with which rounds that have batches of their own give the ratio
-          over all of the file.
+        together: whether both were measured in one run, round by round
+        confidence: of the interval
+        padding: makes the ratio one over all batches of the file, where rounds have batches of their
+            own; None where it is not known
     """
     if have_own_batches(baseline) or have_own_batches(new):
-        # this ratio is of rounds that both sides have: no other needs to be looked for
         return own_batches_ratio(baseline, new, confidence, padding), together
-    paired = together and any(name in new for name in baseline)
-    estimate = paired_ratio if paired else independent_ratio
-    return estimate(baseline, new, confidence), paired
+    if together and any(name in new for name in baseline):
+        return paired_ratio(baseline, new, confidence), True
+    return independent_ratio(baseline, new, confidence), False
 
 
 def without_load(
     sides: Sequence[Mapping[Any, Round]], loaded: Collection[Any]
 ) -> tuple[list[Mapping[Any, Round]], bool]:
-    """Return each side's rounds without those beside other load, and whether load is left in them.
+    """Return (rounds of each side without those beside other load, whether such rounds are left).
 
-    loaded: the names of the rounds that one of the rows ran beside other load.  Such a round is
-    left out of all sides, whatever its times are, since a choice by times would shift the ratio.
-    Where fewer than FEWEST_ROUNDS would be left on a side, all rounds stay."""
-    # rounds that all sides have are compared in pairs, else each side's own
-    compared = set.intersection(*map(set, sides)) or set().union(*sides)
+    A round that is left out is left out of all sides, whatever its times are: a choice by times would
+    shift the ratio. Where fewer than FEWEST_ROUNDS would be left on a side, all rounds stay.
+
+    Args:
+        sides: name of a round -> its times, for each side
+        loaded: names of the rounds beside other load, on any side
+    """
+    compared = set.intersection(*map(set, sides))
+    if not compared:  # without common rounds, each side counts with all of its own
+        compared = set().union(*sides)
     if compared.isdisjoint(loaded):
         return list(sides), False
     quiet: list[Mapping[Any, Round]] = [
@@ -138,45 +172,45 @@ def without_load(
 
 
 def have_own_batches(rounds: Rounds) -> bool:
-    """Tell whether each round has batches of its own: none is in all rounds, though a short file
-    may repeat some."""
+    """Tell whether rounds have batches of their own: no batch is in all of them. A short file may
+    repeat some."""
     return len(rounds) > 1 and not set.intersection(*map(set, rounds.values()))
 
 
 def own_batches_ratio(
     baseline: Rounds, new: Rounds, confidence: float = 0.95, padding: Padding | None = None
 ) -> Ratio | None:
-    """Return new / baseline over rounds that have batches of their own, the same on both sides.
-    With enough rounds and batches and known padding it is the ratio over all batches of the file;
-    else that of the batches that both sides have, with an interval over rounds."""
-    x = padding.of_batch if padding else {}
-    before: list[float] = []
-    after: list[float] = []
-    rounds: list[list[Pair]] = []
-    is_padding_known = padding is not None
-    for name in baseline:
-        batches = [batch for batch in baseline[name] if batch in new.get(name, ())]
-        if batches:
-            before.append(_mean(baseline[name], batches))
-            after.append(_mean(new[name], batches))
-            pairs = [
-                Pair(x.get(batch, 0.0), math.log(new[name][batch] / baseline[name][batch]))
-                for batch in batches
-            ]
-            rounds.append(pairs)
-            is_padding_known &= x.keys() >= set(batches)
-    if not rounds:
+    """Return new / baseline over rounds that have batches of their own, the same on both sides; None
+    where no round has a batch on both.
+
+    With enough rounds and batches and known padding it is the ratio over all batches of the file. Else
+    it is that of the measured batches, with an interval over rounds."""
+    shared = {
+        name: [batch for batch in batches if batch in new.get(name, ())]
+        for name, batches in baseline.items()
+    }
+    shared = {name: batches for name, batches in shared.items() if batches}
+    if not shared:
         return None
-    pairs = [pair for pairs in rounds for pair in pairs]
+    x = padding.of_batch if padding else {}
+    rounds = [
+        [
+            Pair(x.get(batch, 0.0), math.log(new[name][batch] / baseline[name][batch]))
+            for batch in batches
+        ]
+        for name, batches in shared.items()
+    ]
+    pairs = [pair for of_round in rounds for pair in of_round]
+    is_padding_known = x.keys() >= set().union(*shared.values())
     of_file = is_padding_known and len(rounds) >= FEWEST_ROUNDS and len(pairs) >= FEWEST_BATCHES
-    freedom = len(rounds) - 1
     if padding and of_file:
-        center, error = regression(rounds, padding.mean)
-        freedom = min(freedom, len(pairs) - 2)  # a line takes two of the batches
+        estimate = regression(rounds, padding.mean)
     else:
-        center, error = _over_rounds([fmean(pair.y for pair in pairs) for pairs in rounds])
-    result = Ratio.around(center, error, freedom, confidence, before, after, len(pairs))
+        estimate = _over_rounds([fmean(pair.y for pair in of_round) for of_round in rounds])
     ratios = [math.exp(pair.y) for pair in pairs]
+    before = [_mean(baseline[name], batches) for name, batches in shared.items()]
+    after = [_mean(new[name], batches) for name, batches in shared.items()]
+    result = estimate.ratio(confidence, before, after, len(pairs))
     return result._replace(of_file=of_file, least=min(ratios), most=max(ratios))
 
 
@@ -185,9 +219,11 @@ def _mean(times: Batches, batches: Collection[Any]) -> float:
     return geometric_mean([times[batch] for batch in batches])
 
 
-def _over_rounds(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return (mean of the rounds' values, its standard error; None of one round)."""
-    return fmean(values), math.sqrt(variance(values) / len(values)) if len(values) > 1 else None
+def _over_rounds(logarithms: Sequence[float]) -> Estimate:
+    """Return the mean of the rounds' logarithms of the ratio, as an estimate."""
+    rounds = len(logarithms)
+    error = math.sqrt(variance(logarithms) / rounds) if rounds > 1 else None
+    return Estimate(fmean(logarithms), error, rounds - 1)
 
 
 class Line(NamedTuple):
@@ -209,64 +245,74 @@ class Line(NamedTuple):
         x = fmean(pair.x for pair in pairs)
         y = fmean(pair.y for pair in pairs)
         squares = math.fsum((pair.x - x) ** 2 for pair in pairs) or 1.0
-        return cls(
-            x, y, math.fsum((pair.x - x) * (pair.y - y) for pair in pairs) / squares, squares
-        )
+        slope = math.fsum((pair.x - x) * (pair.y - y) for pair in pairs) / squares
+        return cls(x, y, slope, squares)
+
+    def at(self, x: float) -> float:
+        return self.y + self.slope * (x - self.x)
 
     def residual(self, pair: Pair) -> float:
-        return pair.y - self.y - self.slope * (pair.x - self.x)
+        return pair.y - self.at(pair.x)
 
 
-def regression(rounds: Sequence[Sequence[Pair]], x: float) -> tuple[float, float | None]:
-    """Return (y at `x` by least squares, its standard error with rounds as clusters).
-
-    This y is a weighted sum of the pairs' y.  Its variance is the sum over rounds of the square of
-    the round's weighted residuals.  A round pulls the line towards itself, so its residuals come
-    out too small; the square is divided by the share of its variance that the line leaves (Bell and
-    McCaffrey 2002)."""
-    pairs = [pair for pairs in rounds for pair in pairs]
+def regression(rounds: Sequence[Sequence[Pair]], x: float) -> Estimate:
+    """Return y at `x` by least squares through all pairs, with rounds as clusters."""
+    pairs = [pair for of_round in rounds for pair in of_round]
     line = Line.through(pairs)
-    variances = []
-    for pairs_of_round in rounds:
-        distances = [pair.x - line.x for pair in pairs_of_round]
-        weights = [
-            1 / len(pairs) + (x - line.x) * distance / line.squares for distance in distances
-        ]
-        residual = math.fsum(
-            weight * line.residual(pair) for weight, pair in zip(weights, pairs_of_round)
-        )
-        # variance of the sum, where that of a pair is 1
-        whole = math.fsum(weight**2 for weight in weights)
-        by_mean = math.fsum(weights) ** 2 / len(pairs)
-        by_slope = (
-            math.fsum(weight * distance for weight, distance in zip(weights, distances)) ** 2
-            / line.squares
-        )
-        left = whole - by_mean - by_slope
-        variances.append(residual**2 * (whole / left if left > 1e-9 * whole else 1.0))
-    return line.y + line.slope * (x - line.x), math.sqrt(math.fsum(variances))
+    variances = [_cluster_variance(of_round, x, line, len(pairs)) for of_round in rounds]
+    # a line takes two of the batches
+    freedom = min(len(rounds) - 1, len(pairs) - 2)
+    return Estimate(line.at(x), math.sqrt(math.fsum(variances)), freedom)
+
+
+#: A smaller share of a variance is what rounding leaves of 0.
+NO_SHARE = 1e-9
+
+
+def _cluster_variance(pairs: Sequence[Pair], x: float, line: Line, count: int) -> float:
+    """Return what the pairs of one round add to the variance of the line's y at `x`.
+
+    This y is a weighted sum of the y of all `count` pairs. A round adds the square of the weighted sum
+    of its residuals. It pulls the line towards itself, so its residuals come out too small; the square
+    is divided by the share of its variance that the line leaves (Bell and McCaffrey 2002)."""
+    distances = [pair.x - line.x for pair in pairs]
+    weights = [1 / count + (x - line.x) * distance / line.squares for distance in distances]
+    residual = math.fsum(weight * line.residual(pair) for weight, pair in zip(weights, pairs))
+    # the variance of the weighted sum where that of a pair is 1, and what the line takes of it
+    whole = math.fsum(weight**2 for weight in weights)
+    by_mean = math.fsum(weights) ** 2 / count
+    slopes = math.fsum(weight * distance for weight, distance in zip(weights, distances))
+    by_slope = slopes**2 / line.squares
+    left = whole - by_mean - by_slope
+    if left <= NO_SHARE * whole:
+        return residual**2
+    return residual**2 * (whole / left)
 
 
 def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Ratio | None:
     """Return new / baseline of rounds whose two processes ran one after the other, so that other
-    load met both. Uses only rounds on both sides, and only batches that both have in every such
-    round: a mean that skips the batches where one side failed flatters that side."""
+    load met both; None without a common batch.
+
+    It is over the rounds on both sides, and the batches that both have in every such round. A mean that
+    skips the batches where one side failed would flatter that side."""
     rounds = [name for name in baseline if name in new]
     before, after, batches = _round_times(
         [baseline[name] for name in rounds], [new[name] for name in rounds]
     )
     if not batches:
         return None
-    center, error = _over_rounds(
+    estimate = _over_rounds(
         [math.log(new_time / old_time) for old_time, new_time in zip(before, after)]
     )
-    return Ratio.around(center, error, len(rounds) - 1, confidence, before, after, batches)
+    return estimate.ratio(confidence, before, after, batches)
 
 
 def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Ratio | None:
-    """Return new / baseline of two runs whose rounds all have the same batches: Welch's t on the
-    logarithms of the rounds' times. A change that lasts for a whole run (other load, another clock)
-    is in the ratio and not in the interval, see `over_control`."""
+    """Return new / baseline of two runs whose rounds all have the same batches, by Welch's t on the
+    logarithms of the rounds' times; None without a common batch.
+
+    What changes for a whole run (other load, another clock) is in the ratio but not in its interval;
+    `over_control` takes it out."""
     before, after, batches = _round_times(list(baseline.values()), list(new.values()))
     if not batches:
         return None
@@ -277,45 +323,36 @@ def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -
         variances = [variance(side) / len(side) for side in sides]
         total = sum(variances)
         error = math.sqrt(total)
-        shares = [
-            (part / total if total else 0.5) ** 2 / (len(side) - 1)
-            for part, side in zip(variances, sides)
-        ]
-        freedom = 1 / sum(shares)
-    center = fmean(sides[1]) - fmean(sides[0])
-    return Ratio.around(center, error, freedom, confidence, before, after, batches)
+        shares = [part / total if total else 0.5 for part in variances]
+        freedom = 1 / sum(share**2 / (len(side) - 1) for share, side in zip(shares, sides))
+    estimate = Estimate(fmean(sides[1]) - fmean(sides[0]), error, freedom)
+    return estimate.ratio(confidence, before, after, batches)
 
 
 def _round_times(
     baseline: Sequence[Batches], new: Sequence[Batches]
 ) -> tuple[list[float], list[float], int]:
-    """Return the (baseline, new) time of each round over the batches that all rounds share, and
-    their number."""
+    """Return (baseline, new, batches): the mean time of each round over the batches that all rounds of
+    both sides have, and the number of these batches; 0 without any."""
     if not baseline or not new:
         return [], [], 0
     batches = set.intersection(*map(set, [*baseline, *new]))
     if not batches:
         return [], [], 0
-    before, after = ([_mean(times, batches) for times in side] for side in (baseline, new))
+    before = [_mean(times, batches) for times in baseline]
+    after = [_mean(times, batches) for times in new]
     return before, after, len(batches)
-
-
-class Drift(NamedTuple):
-    """Hold the factor by which a ratio changes from the first round to the last, with its
-    interval."""
-
-    factor: float
-    low: float
-    high: float
 
 
 #: With fewer rounds a line through them says nothing.
 FEWEST_ROUNDS_OF_A_DRIFT = 4
 
 
-def drift(by_round: Sequence[float], confidence: float = 0.95) -> Drift | None:
-    """Return how a ratio changes along the line through the logarithms of its rounds, with
-    Student's t of the slope."""
+def drift(by_round: Sequence[float], confidence: float = 0.95) -> Factor | None:
+    """Return by what factor a ratio changes from the first round to the last; None of too few rounds.
+
+    A line through the logarithms of the rounds' ratios tells; its slope's Student's t gives the
+    interval."""
     count = len(by_round)
     if count < FEWEST_ROUNDS_OF_A_DRIFT:
         return None
@@ -323,21 +360,17 @@ def drift(by_round: Sequence[float], confidence: float = 0.95) -> Drift | None:
     line = Line.through(pairs)
     squares = math.fsum(line.residual(pair) ** 2 for pair in pairs)
     half = student_t(confidence, count - 2) * math.sqrt(squares / (count - 2) / line.squares)
-    return Drift(
-        *(
-            math.exp((count - 1) * slope)
-            for slope in (line.slope, line.slope - half, line.slope + half)
-        )
-    )
+    steps = count - 1  # from the first round to the last
+    return Factor.around(steps * line.slope, steps * half)
 
 
-#: Fewer rows do not show how far rows move apart between two runs.
+#: From fewer unchanged rows one cannot see how much rows differ in what the machine's day does to them.
 FEWEST_CONTROLS = 3
 
 
 class Control(NamedTuple):
-    """Hold by what the rows moved that did not change between two runs: the machine's part in a
-    ratio of them.
+    """Hold how the times of unchanged rows (whose code is the same in two runs) moved between these
+    runs: the machine's part in a ratio of the runs.
 
     Attributes:
         center, spread: mean and variance of the logarithms of their ratios
@@ -353,19 +386,18 @@ class Control(NamedTuple):
     least: float
     most: float
 
-    def together(self, confidence: float = 0.95) -> tuple[float, float, float]:
-        """Return (ratio of all of them, its interval low, high): how much slower the machine
-        was."""
+    def slowdown(self, confidence: float = 0.95) -> Factor:
+        """Return the factor by which the machine was slower in the new run, from all these rows."""
         half = student_t(confidence, self.rows - 1) * math.sqrt(self.spread / self.rows)
-        return math.exp(self.center), math.exp(self.center - half), math.exp(self.center + half)
+        return Factor.around(self.center, half)
 
     def as_json(self) -> Mapping[str, float]:
-        """Return the ratio of the rows, its interval, their number and their range."""
-        ratio, low, high = self.together()
+        """Return the rows' common ratio, its interval, their number and their range."""
+        slowdown = self.slowdown()
         return {
-            "ratio": ratio,
-            "low": low,
-            "high": high,
+            "ratio": slowdown.factor,
+            "low": slowdown.low,
+            "high": slowdown.high,
             "rows": self.rows,
             "least": self.least,
             "most": self.most,
@@ -373,8 +405,8 @@ class Control(NamedTuple):
 
 
 def control(unchanged: Sequence[Ratio]) -> Control | None:
-    """Return what rows that did not change tell of two runs; None of fewer than FEWEST_CONTROLS
-    with an interval."""
+    """Return the control from the ratios of unchanged rows; None if fewer than FEWEST_CONTROLS of them
+    have an interval."""
     errors = [ratio.error for ratio in unchanged if ratio.error is not None]
     if len(errors) < FEWEST_CONTROLS:
         return None
@@ -386,11 +418,11 @@ def control(unchanged: Sequence[Ratio]) -> Control | None:
 
 
 def over_control(ratio: Ratio, control: Control, confidence: float) -> Ratio:
-    """Return the ratio of a row of two separate runs over that of the rows that did not change.
+    """Return the ratio of a row of two separate runs, divided by that of the unchanged rows.
 
-    Three errors add up.  Rows differ from each other: a random effect of each row and run.  The mean
-    of the others has an error.  The rounds of this row may scatter more than theirs.  The degrees of
-    freedom are those of a sum of two variances (Satterthwaite 1946)."""
+    Three variances add up: how much rows differ from each other (a random effect of each row and run),
+    that of the unchanged rows' mean, and by how much the rounds of this row scatter more than theirs.
+    The degrees of freedom are those of a sum of variances (Satterthwaite 1946)."""
     if ratio.error is None:
         return ratio._replace(ratio=ratio.ratio / math.exp(control.center))
     row_variance = control.spread * (1 + 1 / control.rows)
@@ -401,15 +433,12 @@ def over_control(ratio: Ratio, control: Control, confidence: float) -> Ratio:
         freedom = total**2 / (
             row_variance**2 / (control.rows - 1) + round_variance**2 / ratio.freedom
         )
-    center = math.log(ratio.ratio) - control.center
-    error = math.sqrt(total)
-    return Ratio.around(
-        center, error, freedom, confidence, ratio.baseline, ratio.new, ratio.batches
-    )
+    estimate = Estimate(math.log(ratio.ratio) - control.center, math.sqrt(total), freedom)
+    return estimate.ratio(confidence, ratio.baseline, ratio.new, ratio.batches)
 
 
 class Margins(NamedTuple):
-    """Hold how large a change must be to count (0.02: 2%), and the confidence of each interval."""
+    """Hold the largest change that does not count (0.02: 2%), and the confidence of each interval."""
 
     tolerance: float = TOLERANCE
     confidence: float = CONFIDENCE
@@ -417,16 +446,16 @@ class Margins(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Evidence:
-    """Hold what a verdict on two rows rests on; pairs have the baseline first.
+    """Hold what a verdict on two rows rests on.
 
     Attributes:
         margins: by which the verdict is made
         ratio: None for the baseline itself, and where the two have no batch or round in common
         paired: whether their rounds ran beside each other
         beside_load: whether too few rounds are without other load for a verdict
-        control: what the unchanged rows of the same two separate runs moved by
-        rounds: number of rounds of each side
-        busy: share of each side's samples that ran beside other load
+        control: of the same two separate runs; None in one run, or of too few unchanged rows
+        rounds: number of rounds of the baseline and of the new side
+        busy: shares of the samples of the baseline and of the new side that ran beside other load
     """
 
     margins: Margins = Margins()
@@ -439,16 +468,15 @@ class Evidence:
 
     @cached_property
     def judged(self) -> Ratio | None:
-        """Return the ratio that the verdict is of: two separate runs' over their control, if
-        any."""
+        """Return the ratio that the verdict judges: that over the control, if there is one."""
         if self.ratio is None or self.control is None:
             return self.ratio
         return over_control(self.ratio, self.control, self.margins.confidence)
 
     @property
     def by_round(self) -> list[float]:
-        """Return the ratio of each round in the order of time; empty where rounds were not
-        paired."""
+        """Return the ratio of each round in the order of time; empty where the sides have unequal
+        numbers of rounds."""
         ratio = self.ratio
         if ratio is None or len(ratio.baseline) != len(ratio.new):
             return []

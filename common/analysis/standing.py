@@ -352,7 +352,7 @@ def rank_times(group: Sequence[Row]) -> None:
             )
 
 
-def drifts(rows: Sequence[Row]) -> list[tuple[Standing, ratios.Drift]]:
+def drifts(rows: Sequence[Row]) -> list[tuple[Standing, ratios.Factor]]:
     """Return the rows whose ratio surely changes along the rounds; the intervals hold together for
     all of them."""
     ranked = [row.against_fastest for row in rows if row.against_fastest]

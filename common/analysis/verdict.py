@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rnnt_bench.analysis import control, doubts, groups
-from rnnt_bench.analysis.ratios import Drift, Ratio
+from rnnt_bench.analysis.ratios import Factor, Ratio
 from rnnt_bench.analysis.row import Row, gaps
 from rnnt_bench.analysis.standing import Standing, stand, standings
 from rnnt_bench.core import implementations, text
@@ -487,7 +487,7 @@ def over_fastest(standing: Standing) -> str:
     return "; ".join(parts)
 
 
-def drifting(standing: Standing, drift: Drift) -> str:
+def drifting(standing: Standing, drift: Factor) -> str:
     return (
         f"{standing.row.name} {standing.scope}: its ratio changes by a factor of {text.number(drift.factor, 3)} "
         f"({text.interval(drift.low, drift.high)}) from the first round to the last: what holds "

@@ -145,7 +145,7 @@ def sides_of(options: Namespace) -> comparison.Sides:
     if options.only and options.log:
         raise UserError("--only is for BASELINE and NEW; --in names two already")
     if options.log:
-        return comparison.Sides(comparison.within(options.log, *sides))
+        return comparison.Sides([comparison.within(options.log, *sides)])
     baseline, new = map(Path, sides)
     return comparison.two_sides(baseline, new, options.only)
 
@@ -216,6 +216,10 @@ def save(log: Path, name: str) -> Path:
 
 
 def main(options: Namespace) -> int:
+    if options.strict and options.fail_on_slower is None:
+        raise UserError(
+            "--strict only applies with --fail-on-slower P%: add that, or remove --strict"
+        )
     if options.output is not None:
         interpreters.need("jinja2")
     if options.save_baseline:
@@ -229,13 +233,11 @@ def main(options: Namespace) -> int:
     )
     failures: list[str] = []
     undecided: list[str] = []
-    if options.strict and options.fail_on_slower is None:
-        raise UserError(
-            "--strict only applies with --fail-on-slower P%: add that, or remove --strict"
-        )
     if options.fail_on_slower is not None:
         undecided = comparison.undecided(changes, options.fail_on_slower)
-        failures = comparison.regressions(changes, options.fail_on_slower) + comparison.gone(sides)
+        failures = comparison.regressions(
+            changes, options.fail_on_slower
+        ) + comparison.missing_runs(sides)
     remarks = on_one_side(sides)
     if options.format == "table" and not options.details:
         text = screen(changes, remarks, tables.this_terminal())

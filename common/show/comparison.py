@@ -202,8 +202,8 @@ def lines_of(changes: Changes) -> list[Line]:
                     Line(name, f"{scope} time", time.verdict, time.reason, [*numbers, *cells])
                 )
         for scope, memory in change.memory.items():
-            if memory.baseline is not None or memory.new is not None:
-                sides = _with_unit((memory.baseline, memory.new), "peak_memory_mb")
+            if memory.baseline_mb is not None or memory.new_mb is not None:
+                sides = _with_unit((memory.baseline_mb, memory.new_mb), "peak_memory_mb")
                 cells = [_ratio(memory.ratio), "-", "-", *sides, "-", str(memory.batches)]
                 lines.append(Line(name, f"{scope} memory", memory.verdict, memory.reason, cells))
         both = (change.errors.baseline, change.errors.new)
@@ -258,7 +258,7 @@ def _controls(changes: Changes) -> list[str]:
 def _moved(moved: ratios.Control, first: standing.Standing) -> str:
     """Return how much slower unchanged rows were, whether that is sure, and the rates of both runs
     of the first."""
-    ratio, low, high = moved.together()
+    ratio, low, high = moved.slowdown()
     spread = f"{low:.2f} to {high:.2f}; each {moved.least:.2f} to {moved.most:.2f}"
     words = f"{moved.rows} rows that did not change took {ratio:.2f} times the time ({spread})"
     verdict = statistics.verdict(low, high, first.margins.tolerance)
@@ -272,7 +272,7 @@ def _notes(change: comparison.Change) -> Iterator[str]:
     """Yield what changed in the code and around it; failures; approximations."""
     if change.changed:
         yield f"changed: {', '.join(change.changed)}"
-    elif change.pair.one_loss:
+    elif change.pair.is_one_loss:
         yield "nothing that is recorded of the code changed: a difference would be of the machine, or of chance"
     for doubt in doubts.about_sides(change.pair.baseline, change.pair.new):
         yield doubt.words
