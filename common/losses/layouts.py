@@ -1,8 +1,7 @@
-"""Define the layouts: the kinds of input that a loss takes, how each is made, and the right answer
-for it.
+"""Define the layouts: the kinds of input that a loss takes, and how each is made.
 
-A layout is bound to one adapter.  It knows nothing of the lattice and of the number of the joiner's
-outputs, which are the adapter's.
+"Given" is the one tensor that a loss of logits takes: padded, packed or pruned logits.  A layout is
+bound to one adapter, which alone knows the lattice and the number of the joiner's outputs.
 """
 
 from __future__ import annotations
@@ -26,31 +25,32 @@ Region = tuple[Any, ...]
 
 
 class Layout:
-    """A kind of input, bound to one adapter; this one is of padded logits (N, T, U+1, V)."""
+    """The layout of padded logits (N, T, U+1, V), and the base of the others."""
 
     scopes: tuple[str, ...] = SCOPES  # the scopes that such a loss has
-    approximate = False  # whether the loss is approximate by design, with a `gap` to the exact loss
+    approximate = False  # whether the loss is approximate by design
     tensors: tuple[str, ...] = ("logits",)  # names of the first arguments of the package's function
-    projections: tuple[str, ...] = ()  # layers beside the joiner's that the step trains
+    projections: tuple[str, ...] = ()  # further layers that the step trains, of inputs.LAYERS
 
     def __init__(self, adapter: Adapter):
         self.adapter = adapter
 
     def model(self, device: torch.device, dtype: torch.dtype) -> Joiner:
-        """Return the joiner under the adapter's settings, with `projections`."""
+        """Return the joiner under the adapter's settings, with the layers of `projections`."""
         settings = self.adapter.settings
         further = self.adapter.outputs(settings.vocab_size) - settings.vocab_size
         output = inputs.layer("output", settings, device, dtype, further)
-        return Joiner(
-            output, {name: inputs.layer(name, settings, device, dtype) for name in self.projections}
-        )
+        others = {name: inputs.layer(name, settings, device, dtype) for name in self.projections}
+        return Joiner(output, others)
 
     def prepare(self, batch: Batch) -> Any:
-        """Return what the adapter makes of targets and lengths.  Untimed, so it gets no outputs."""
+        """Return what the adapter makes of targets and lengths.
+
+        It is not timed, so the adapter gets no outputs of encoder and decoder."""
         return self.adapter.prepare(batch.labels)
 
     def given(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
-        """Return the one tensor that `loss` takes, whose gradient is the end of scope "loss"."""
+        """Return the tensor that `loss` takes.  In scope "loss" a step ends with its gradient."""
         return model.logits(batch)
 
     def loss(self, given: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
@@ -67,41 +67,44 @@ class Layout:
     def of_leaves(
         self, leaves: Mapping[str, torch.Tensor], batch: Batch, prepared: Any
     ) -> torch.Tensor:
-        """Return the adapter's loss of the leaves of a step of the first scope."""
+        """Return the adapter's loss of the leaves of a step in the first scope of this layout."""
         return self.loss(leaves["given"], batch, prepared)
 
     def padding(self, shapes: Shapes) -> dict[str, list[Region]]:
-        """Return the regions that belong to no utterance, perhaps empty ones, by the name of the
-        leaf."""
-        frames: list[Region] = [(n, slice(T, None)) for n, (T, _) in enumerate(shapes)]
-        targets = [(n, slice(U + 1, None)) for n, (_, U) in enumerate(shapes)]
-        cells: list[Region] = [(n, slice(None), region) for n, region in targets]
+        """Return the regions of the padding in each leaf, by its name.  A region may be empty."""
+        frames: list[Region] = []
+        targets: list[Region] = []
+        cells: list[Region] = []
+        for n, (T, U) in enumerate(shapes):
+            frames.append((n, slice(T, None)))
+            targets.append((n, slice(U + 1, None)))
+            cells.append((n, slice(None), slice(U + 1, None)))
         return {"encoder_out": frames, "decoder_out": targets, "given": frames + cells}
 
     def cells_of(
         self, given: torch.Tensor, shapes: Shapes, n: int, begin: int, end: int
     ) -> torch.Tensor:
-        """Return frames [begin, end) of utterance n, of `given` or its gradient: (frames, cells of
-        a frame, V)."""
+        """Return the cells (frames, cells of a frame, V) of frames [begin, end) of utterance n.
+
+        given: what the loss takes, or its gradient."""
         return given[n, begin:end, : shapes[n][1] + 1]
 
     def take(self, logits: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
-        """Return `given`, the input of `loss`, made from padded logits; may add to `prepared`."""
+        """Return what `loss` takes, made from padded logits; may set `prepared.ranges`."""
         return logits
 
 
 class Packed(Layout):
-    """The layout of packed logits (sum T_i (U_i+1), V): the cells of each utterance, row-major, in
-    turn."""
+    """The layout of packed logits (sum T_i (U_i+1), V).
+
+    The T x (U+1) cells of each utterance are flattened, and the utterances follow each other."""
 
     def given(self, model, batch, prepared):
-        cells = [
-            (
-                batch.encoder_out[n, :T].unsqueeze(1) + batch.decoder_out[n, : U + 1].unsqueeze(0)
-            ).flatten(0, 1)
-            for n, (T, U) in enumerate(batch.shapes)
-        ]
-        return model(torch.cat(cells))
+        utterances = []
+        for n, (T, U) in enumerate(batch.shapes):
+            joined = batch.encoder_out[n, :T, None] + batch.decoder_out[n, None, : U + 1]
+            utterances.append(joined.flatten(0, 1))
+        return model(torch.cat(utterances))
 
     def padding(self, shapes):
         return {**super().padding(shapes), "given": []}
@@ -113,18 +116,18 @@ class Packed(Layout):
 
     def take(self, logits, batch, prepared):
         if all((T, U + 1) == logits.shape[1:3] for T, U in batch.shapes):
-            return logits.flatten(0, 2)  # a view, where there is no padding
+            return logits.flatten(0, 2)  # without padding, a view
         return torch.cat(
             [logits[n, :T, : U + 1].flatten(0, 1) for n, (T, U) in enumerate(batch.shapes)]
         )
 
 
 class Joint(Layout):
-    """The layout of losses that contain the joiner: encoder and decoder outputs, and the output
-    layer.
+    """The layout of a loss that contains the joiner: outputs of encoder and decoder, weight and
+    bias.
 
     logits = tanh(encoder_out[t] + decoder_out[u]) weight^T + bias.  Such a loss gives the gradients
-    of all four, and has no scope "loss", since it takes no logits.
+    of all four.  It takes no logits, so it has no scope "loss".
     """
 
     scopes = ("step",)
@@ -142,65 +145,76 @@ class Joint(Layout):
 def joined(
     encoder_out: torch.Tensor, decoder_out: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
 ) -> torch.Tensor:
-    """Return the padded logits (N, T, U+1, V) of a joiner whose output layer has this weight and
-    bias."""
+    """Return the padded logits (N, T, U+1, V) of a joiner.
+
+    weight, bias: (V, D) and (V,), those of its output layer."""
     hidden = torch.tanh(encoder_out.unsqueeze(2) + decoder_out.unsqueeze(1))
     return torch.nn.functional.linear(hidden, weight, bias)
 
 
 class ByUtterance(Joint):
-    """The layout of a loss of logits that is given those of one utterance at a time, cut to its own
-    T and U.
+    """The layout of a loss of logits that gets one utterance at a time, cut to its own T and U.
 
-    Joiner and loss of each utterance are under torch.utils.checkpoint: forward keeps no logits, and
-    backward makes them again, one utterance after the other.  So the step holds the logits of one
-    utterance, for one more forward.  It is how people train with such a loss when the logits of the
-    batch do not fit.
+    The joiner and the loss of each utterance run under torch.utils.checkpoint.  Its forward keeps
+    no logits, and its backward makes them again, one utterance after the other.  So the step holds
+    the logits of one utterance, and takes one more forward.  People train in this way when the
+    logits of the batch do not fit into memory.
 
-    The checkpoint is the reentrant one: its forward makes no graph, so losses that compute their
-    gradient there leave it out, and none is kept.  The other kind keeps what a loss stores as an
-    attribute of its ctx, as optimized_transducer does: the logits of all utterances.
+    The checkpoint is the reentrant one, whose forward makes no graph.  So a loss that computes its
+    gradient in forward leaves it out there.  The other kind of checkpoint would keep what a loss
+    stores as an attribute of its ctx, as optimized_transducer does: the logits of all utterances.
     """
 
     def __init__(self, adapter: Adapter):
         super().__init__(adapter)
-        self.whole = LAYOUTS[adapter.layout](adapter)
+        self.of_logits = LAYOUTS[adapter.layout](adapter)
 
     def prepare(self, batch):
-        pieces = [batch.utterance(n) for n in range(len(batch.shapes))]
-        return SimpleNamespace(
-            pieces=[(piece, self.adapter.prepare(piece.labels)) for piece in pieces]
-        )
+        utterances = [batch.utterance(n) for n in range(len(batch.shapes))]
+        prepared = [self.adapter.prepare(utterance.labels) for utterance in utterances]
+        return SimpleNamespace(utterances=utterances, prepared=prepared)
 
     def of_leaves(self, leaves, batch, prepared):
         encoder_out, decoder_out, weight, bias = leaves.values()
         losses = []
-        # By split, whose backward writes each utterance's gradient once; slices would each add one
-        # of the whole batch.
+        # The backward of a split writes each utterance's gradient once.  That of a slice would add
+        # a gradient of the whole batch for each utterance.
         outputs = zip(encoder_out.split(1), decoder_out.split(1))
-        for (of_frames, of_targets), (piece, of_piece) in zip(outputs, prepared.pieces):
-            ((T, U),) = piece.shapes
-            given = (of_frames[:, :T], of_targets[:, : U + 1], weight, bias, piece, of_piece)
-            loss = checkpoint(self._of_one, *given, use_reentrant=True, preserve_rng_state=False)
+        for n, (encoded, decoded) in enumerate(outputs):
+            T, U = batch.shapes[n]
+            loss = checkpoint(
+                self._of_utterance,
+                encoded[:, :T],
+                decoded[:, : U + 1],
+                weight,
+                bias,
+                prepared.utterances[n],
+                prepared.prepared[n],
+                use_reentrant=True,
+                preserve_rng_state=False,
+            )
             losses.append(loss.reshape(()))  # some packages sum to (1,)
         return self.adapter.reduced(torch.stack(losses))
 
-    def _of_one(self, encoder_out, decoder_out, weight, bias, piece, prepared):
+    def _of_utterance(self, encoder_out, decoder_out, weight, bias, utterance, prepared):
         logits = joined(encoder_out, decoder_out, weight, bias)
-        return self.whole.loss(self.whole.take(logits, piece, prepared), piece, prepared)
+        given = self.of_logits.take(logits, utterance, prepared)
+        return self.of_logits.loss(given, utterance, prepared)
 
 
-#: Of the simple loss beside the pruned one in what is differentiated.
+#: Factor of the simple loss in the sum of losses that a step of a pruned loss differentiates.
 SIMPLE_LOSS_SCALE = 0.5
 
 
 class Pruned(Layout):
-    """The layout of pruned logits (N, T, S, V) of the S symbols in `prepared.ranges` (N, T, S).
+    """The layout of pruned logits (N, T, S, V): at each frame, those of S positions u.
 
-    Kuang et al., "Pruned RNN-T for fast, memory-efficient ASR training", 2022, as icefall trains it
-    (egs/librispeech/ASR/pruned_transducer_stateless2).  The smoothed simple loss of encoder and
-    decoder outputs, projected to V, gives the ranges, and 0.5 x simple + pruned loss is
-    differentiated.  The adapter has the methods of benchmark_k2_pruned.K2Pruned.
+    `prepared.ranges` (N, T, S) has these positions.  It is the method of Kuang et al., "Pruned RNN-T
+    for fast, memory-efficient ASR training", 2022, as icefall trains it
+    (egs/librispeech/ASR/pruned_transducer_stateless2).  A simple loss, smoothed, adds encoder and
+    decoder outputs that are projected to V.  Its gradients give the ranges.  The step
+    differentiates 0.5 x simple loss + pruned loss.  The adapter has the methods of
+    benchmark_k2_pruned.K2Pruned.
     """
 
     approximate = True
@@ -213,8 +227,7 @@ class Pruned(Layout):
             return model.extra["am"](batch.encoder_out), model.extra["lm"](batch.decoder_out)
 
     def both(self, model: Joiner, batch: Batch, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (summed simple loss, pruned logits); set `prepared.ranges` to the ranges that it
-        gives."""
+        """Return the summed simple loss, and the pruned logits; set `prepared.ranges`."""
         am, lm = self.scores(model, batch)
         with stage("simple loss"):
             simple_loss, arc_gradients = self.adapter.simple_loss(am, lm, prepared)
@@ -228,7 +241,8 @@ class Pruned(Layout):
             return simple_loss, model(encoder_out + decoder_out)
 
     def given(self, model, batch, prepared):
-        return self.both(model, batch, prepared)[1]
+        _, logits = self.both(model, batch, prepared)
+        return logits
 
     def step(self, model, batch, prepared):
         simple_loss, logits = self.both(model, batch, prepared)
@@ -253,14 +267,14 @@ class Pruned(Layout):
         return given[n, begin:end]
 
     def take(self, logits, batch, prepared):
-        """Return the logits, with all of U in the range of every frame, so that the pruned loss is
+        """Return the logits as they are; put all positions into each range, so that the loss is
         exact."""
         N, T, U1, _ = logits.shape
         prepared.ranges = torch.arange(U1, device=logits.device).expand(N, T, U1)
         return logits
 
 
-#: By the names that adapters use; rnnt_bench.core.implementations.LAYOUTS has the kind of loss of
+#: The layouts by the names that adapters use; core.implementations.LAYOUTS has the kind of loss of
 #: each.
 LAYOUTS: dict[str, type[Layout]] = {
     "padded": Layout,

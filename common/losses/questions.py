@@ -1,8 +1,9 @@
-"""Ask a loss the questions of the table: make joiner, batches and steps of one, and let
-`losses.judge` run and compare.
+"""Ask a loss the questions of core/questions.py: make the joiner, the batches and the steps of a
+question, and let `losses.judge` run them and compare.
 
-The correctness pass asks a small loss all that are JUDGED, and a measured batch; a timed process of
-the first rounds asks one HARD question at its size after its last sample (passes/after_timing.py).
+The correctness pass asks all JUDGED questions on small batches, and then about a measured batch.  A
+timed process of the first rounds asks one of the HARD questions at the measured size, after its
+last sample (passes/after_timing.py).
 """
 
 from __future__ import annotations
@@ -26,14 +27,25 @@ from rnnt_bench.losses.judge import ONE, Answer, Factors, Judged, Run, ask, fail
 from rnnt_bench.losses.rounding import Allowed
 from rnnt_bench.losses.step import LossStep, NotOfEach, leaves_of, prepare, run_together
 
-#: Frames whose logits say how far the weights are scaled.
+#: Frames whose logits say by how much the weights are scaled.
 FEW_FRAMES = 8
-#: Cells beyond which a question would take minutes of a loss that loops over them in Python.
+#: Cells above which a loss that loops over them in Python would take minutes.
 MOST_LOOPED = 50_000
+#: Half precision has room for factors of the loss and for logits up to these magnitudes.
+LARGEST_FACTOR = 100.0
+LARGEST_LOGIT = 2.0
+#: Added to the number of the draw for the second batch of a question with two losses in flight.
+OTHER_DRAW = 100
+#: First number of the key of the targets of a question with sines.
+SINE_KEY = 5
 
 
-def change(question: Question, model: Joiner, batch: Batch) -> None:
-    """Change the weights in place, as an optimizer does."""
+def scale_weights(question: Question, model: Joiner, batch: Batch) -> None:
+    """Scale the output layer in place, as an optimizer changes it, if the question says how large
+    the logits are.
+
+    The largest logit of the batch's first frames gets the magnitude `question.largest`; then
+    `question.offset` is added to all logits."""
     if question.largest is None:
         return
     few = batch.utterance(0)
@@ -47,7 +59,7 @@ def change(question: Question, model: Joiner, batch: Batch) -> None:
 def set_up_leaves(
     adapter: Adapter, question: Question, model: Joiner, batches: Sequence[Batch]
 ) -> None:
-    """Freeze the leaves that the question has frozen, no others, and fill the padding of all."""
+    """Require gradients of all leaves but those that the question freezes; fill their padding."""
     for batch in batches:
         leaves = leaves_of(model, batch)
         for name, leaf in leaves.items():
@@ -56,8 +68,9 @@ def set_up_leaves(
 
 
 def factors_of(question: Question) -> list[torch.Tensor]:
-    """Return the upstream gradient of each loss in flight, float64: a scalar, or (N,) where the one
-    loss has an element for each utterance."""
+    """Return the factor of each loss of a question, float64 (): what it is multiplied by.
+
+    Of a question with a factor for each utterance, return one tensor (N,)."""
     upstream = torch.tensor(question.upstream, dtype=torch.float64)
     if question.is_weighted:
         return [upstream]
@@ -65,14 +78,18 @@ def factors_of(question: Question) -> list[torch.Tensor]:
 
 
 def of_dtype(question: Question, dtype: str) -> Question:
-    """Return a question as the dtype can hold it."""
-    if dtype in ("float32", "float64"):
+    """Return a question whose factors and logits half precision can hold, if `dtype` is half."""
+    if not is_half(dtype):
         return question
     upstream = question.upstream
     if dtype == "float16":
-        upstream = tuple(max(-100.0, min(factor, 100.0)) for factor in upstream)
-    largest = None if question.largest is None else min(question.largest, 2.0)
+        upstream = tuple(max(-LARGEST_FACTOR, min(factor, LARGEST_FACTOR)) for factor in upstream)
+    largest = None if question.largest is None else min(question.largest, LARGEST_LOGIT)
     return question.but(upstream=upstream, largest=largest, offset=0.0)
+
+
+def is_half(dtype: str) -> bool:
+    return dtype in ("float16", "bfloat16")
 
 
 def first(adapter: Adapter) -> Question:
@@ -81,43 +98,53 @@ def first(adapter: Adapter) -> Question:
 
 
 def takes_minutes(adapter: Adapter, device: torch.device, question: Question) -> bool:
-    """Return whether Python would loop over too many cells."""
+    """Return whether the loss would loop in Python over too many cells."""
     return device.type in adapter.python_loops and question.cells > MOST_LOOPED
 
 
 def gives_each(adapter: Adapter, question: Question) -> bool:
-    """Return whether the loss may give what a question asks of each utterance."""
+    """Return whether the loss may have a loss of each utterance, if the question asks for them.
+
+    A function does not say whether it returns them, so it is asked."""
     has_none = "none" in adapter.reductions or isinstance(adapter, OfFunction)
     return has_none or not question.is_weighted
 
 
+def fits(adapter: Adapter, device: torch.device, question: Question) -> bool:
+    """Return whether a question of JUDGED can be asked of the loss on this device."""
+    if adapter.takes_many_targets and adapter.topology not in ONE_SYMBOL:
+        takes_targets = not question.one_symbol
+    else:
+        takes_targets = all(U < T for T, U in question.shapes)
+    return (
+        takes_targets
+        and adapter.takes(question.shapes)
+        and gives_each(adapter, question)
+        and not takes_minutes(adapter, device, question)
+    )
+
+
 def small(adapter: Adapter, device: torch.device) -> Iterator[Question]:
-    """Yield the questions of small batches; in a simulator, which would take hours, the first and
-    its utterances."""
+    """Yield the questions about small batches that a run asks the loss.
+
+    A simulator would take hours, so it is asked about the first batch and its utterances alone."""
     yield first(adapter)
     for n, (T, U) in enumerate(adapter.lengthened(SHAPES)):
         if U > 0:  # some losses refuse a batch with no target at all
             yield Question(shapes=[(T, U)], draw=n + 1)
     if adapter.simulated:
         return
-    takes_many = adapter.takes_many_targets and adapter.topology not in ONE_SYMBOL
     for question in JUDGED:
-        is_many = any(U >= T for T, U in question.shapes)
-        is_for_others = question.one_symbol if takes_many else is_many
-        if is_for_others or not adapter.takes(question.shapes):
-            continue
-        if not takes_minutes(adapter, device, question) and gives_each(adapter, question):
+        if fits(adapter, device, question):
             yield question
     yield from partly_frozen(adapter)
-    yield Question(
-        title="other numbers in the first batch's shapes",
-        shapes=adapter.lengthened(SHAPES),
-        draw=19,
-    )
+    yield first(adapter).but(title="other numbers in the first batch's shapes", draw=19)
 
 
 def partly_frozen(adapter: Adapter) -> Iterator[Question]:
-    """Yield a question for each subset of what the loss is given that needs no gradient."""
+    """Yield a question for each proper subset of the tensors that the loss is given.
+
+    The tensors of the subset are frozen: they need no gradient."""
     names = {"weight": "output.weight", "bias": "output.bias"}
     tensors = [names.get(name, name) for name in layouts.of(adapter).tensors]
     for count in range(1, len(tensors)):
@@ -131,58 +158,69 @@ class Verdict(NamedTuple):
 
     limits: Allowed
     wrong: list[Judged]  # the errors above these limits, the worst first
-    # the largest error, which is above what is allowed, of a loss that is right in float64
+    # the largest error of a loss that is off by little in float32 and right in float64, else None
     imprecise: float | None = None
 
 
 def verdict(
-    adapter: Adapter, device: torch.device, question: Question, answer: Answer, **how: Any
+    adapter: Adapter,
+    device: torch.device,
+    question: Question,
+    answer: Answer,
+    run: Run = run_together,
 ) -> Verdict:
-    """Return what is wrong with the answer of a question; `how` it was asked, as in `answers`.
+    """Return what is wrong with the answer to a question; `run` as in `answer`.
 
     A loss in float32 that is off by little, and right in float64, is not wrong."""
     dtype = question.dtype or adapter.settings.dtype
     limits = answer.allowed(adapter, dtype)
     wrong = failing(answer, limits)
-    loosened = limits.imprecise()
-    may_be_right = wrong and dtype == "float32" and "float64" in adapter.dtypes
-    if not may_be_right or failing(answer, loosened):
-        return Verdict(limits, wrong)
+    if wrong and dtype == "float32" and "float64" in adapter.dtypes:
+        loosened = limits.imprecise()
+        if not failing(answer, loosened) and is_right_in_float64(adapter, device, question, run):
+            return Verdict(loosened, [], max(line.error for line in wrong))
+    return Verdict(limits, wrong)
+
+
+def is_right_in_float64(
+    adapter: Adapter, device: torch.device, question: Question, run: Run
+) -> bool:
+    """Ask a question in float64; return whether there are answers, and all are right."""
     double = adapter.but(settings=replace(adapter.settings, dtype="float64"))
-    right = [
-        not failing(precise, precise.allowed(double, "float64"))
-        for _, precise in answers(double, device, [question], **how)
+    is_right = [
+        not failing(answer, answer.allowed(double, "float64"))
+        for _, answer in answers(double, device, [question], run)
     ]
-    if not right or not all(right):
-        return Verdict(limits, wrong)
-    return Verdict(loosened, [], max(line.error for line in wrong))
+    return bool(is_right) and all(is_right)
+
+
+def scopes_of(adapter: Adapter, question: Question) -> tuple[str, ...]:
+    """Return the scopes in which a question is asked."""
+    scopes: tuple[str, ...] = layouts.of(adapter).scopes
+    if question.logits == "sine" or question.is_weighted:
+        return scopes[:1]
+    is_sharp = question.logits == "trained" or bool(question.largest)
+    if is_sharp and is_half(adapter.settings.dtype):
+        # In a step the joiner's own rounding is larger than the error of the loss.
+        return tuple(scope for scope in scopes if scope == "loss")
+    return scopes[-1:] if question.frozen else scopes
 
 
 def answers(
-    adapter: Adapter, device: torch.device, asked: Sequence[Question], **how: Any
+    adapter: Adapter, device: torch.device, asked: Sequence[Question], run: Run = run_together
 ) -> Iterator[tuple[Question, Answer]]:
-    """Yield the answer of each question in each scope that it is asked in; `how` goes to
-    `answer`."""
+    """Yield each question with its answer in each of its scopes; `run` as in `answer`.
+
+    There is no answer where the loss gives no losses of utterances, or refuses what it may refuse.
+    """
     for question in asked:
-        scopes: tuple[str, ...] = layouts.of(adapter).scopes
         asked_of = adapter.but(reduction="none") if question.is_weighted else adapter
         question = of_dtype(question, adapter.settings.dtype)
-        if question.logits == "sine":
-            scopes = scopes[:1]
-        elif adapter.settings.dtype in ("float16", "bfloat16") and (
-            question.logits == "trained" or question.largest
-        ):
-            # the joiner's own rounding is larger
-            scopes = tuple(scope for scope in scopes if scope == "loss")
-        elif question.frozen:
-            scopes = scopes[-1:]
-        elif question.is_weighted:
-            scopes = scopes[:1]
-        # a function, or an adapter's own `loss`, may return the sum
+        # A function, or an adapter's own `loss`, may return the sum, which raises NotOfEach.
         suppressed = Exception if question.may_refuse else NotOfEach
-        for scope in scopes:
+        for scope in scopes_of(adapter, question):
             with contextlib.suppress(suppressed):
-                yield question, answer(asked_of, question, device, scope, **how)
+                yield question, answer(asked_of, question, device, scope, run=run)
 
 
 def answer(
@@ -193,14 +231,14 @@ def answer(
     factors: Factors = (),
     run: Run = run_together,
 ) -> Answer:
-    """Return the answer of a question about a small batch.
+    """Return the answer to a question about a small batch.
 
     Args:
-        factors: upstream gradients in place of the question's.
-        run: runs steps, and returns their losses.
+        factors: of the losses, in place of the question's.
+        run: runs steps with their factors, and returns their losses.
     """
     steps = partial(ready, adapter, question, device, scope, run)
-    return ask(steps, scope, factors or factors_of(question), run=run)
+    return ask(steps, scope, factors or factors_of(question), run)
 
 
 def ready(
@@ -210,17 +248,18 @@ def ready(
     scope: str,
     run: Run = run_together,
 ) -> tuple[Adapter, Joiner, list[LossStep]]:
-    """Return the adapter as the question needs it, the joiner, and the steps; `run` runs the
-    earlier call."""
+    """Return the adapter as the question needs it, the joiner, and the steps.
+
+    If the question has an earlier call, `run` runs it."""
     wide, model, batches = made(adapter, question, device)
     if question.earlier:
         before = Question(shapes=question.earlier, draw=question.draw + 1)
-        (earlier,) = made(adapter, before, device)[2]
+        _, _, (earlier,) = made(adapter, before, device)
         run([prepare(wide, model, earlier, scope)], [ONE])
     if question.logits == "sine":
         steps = [of_sines(wide, question, model, batches[0], scope)]
     else:
-        change(question, model, batches[0])
+        scale_weights(question, model, batches[0])
         set_up_leaves(wide, question, model, batches)
         steps = [prepare(wide, model, batch, scope) for batch in batches]
     for step in steps:
@@ -228,15 +267,12 @@ def ready(
     return wide, model, steps
 
 
-def made(
-    adapter: Adapter, question: Question, device: torch.device
-) -> tuple[Adapter, Joiner, list[Batch]]:
-    """Return (the adapter as the question needs it, with its range widened to all of U, the joiner,
-    the batches)."""
-    dtype = getattr(torch, question.dtype or adapter.settings.dtype)
-    N, T, U = inputs.padded_sizes(question.shapes)
-    is_sine = question.logits == "sine"
+def adapted(adapter: Adapter, question: Question) -> Adapter:
+    """Return the adapter as a question needs it: its settings, its blank, and no pruning.
+
+    The range of a pruned loss is widened to all of U."""
     settings = adapter.settings
+    is_sine = question.logits == "sine"
     settings = replace(
         settings,
         vocab_size=question.V,
@@ -245,45 +281,55 @@ def made(
         durations=question.durations or settings.durations,
         sigma=settings.sigma if question.sigma is None else question.sigma,
     )
-    wide = adapter.but(settings=settings, prune_range=U + question.slack[1] + 1)
+    longest = max(U for _, U in question.shapes)
+    wide = adapter.but(settings=settings, prune_range=longest + question.slack[1] + 1)
     if question.blank is not None:
         wide.blank = question.blank
     if is_sine:
-        # In scope "loss" the sines are the logits, and D has no use. A loss that has the step alone
-        # gets a square output layer.
+        # In scope "loss" the sines are the logits, and D has no use.  A loss that has the step
+        # alone gets a square output layer.
         D = 1 if "loss" in layouts.of(adapter).scopes else wide.outputs(question.V)
         wide.settings = replace(settings, encoder_dim=D)
-    model = layouts.of(wide).model(device, dtype)
-    source = inputs.source_of(wide.settings)
-    sizes: Any = {
-        "vocab_size": question.V,
-        "encoder_dim": wide.settings.encoder_dim,
-        "device": device,
-        "dtype": dtype,
-    }
+    return wide
+
+
+def made(
+    adapter: Adapter, question: Question, device: torch.device
+) -> tuple[Adapter, Joiner, list[Batch]]:
+    """Return the adapter as the question needs it, the joiner, and the batch of each loss."""
+    dtype = getattr(torch, question.dtype or adapter.settings.dtype)
+    wide = adapted(adapter, question)
+    settings = wide.settings
     batches = []
     for number in range(1 + question.in_flight):
-        shapes = question.shapes[::-1] if number else question.shapes
-        key = (5, N, T, U) if is_sine else (settings.seed, question.draw + 100 * number)
-        batches.append(
-            relabelled(question, inputs.make_batch(shapes, **sizes, key=key, source=source))
+        key: tuple[int, ...] = (settings.seed, question.draw + OTHER_DRAW * number)
+        if question.logits == "sine":
+            key = (SINE_KEY, *inputs.padded_sizes(question.shapes))
+        batch = inputs.make_batch(
+            question.shapes[::-1] if number else question.shapes,
+            vocab_size=question.V,
+            encoder_dim=settings.encoder_dim,
+            device=device,
+            dtype=dtype,
+            key=key,
+            source=inputs.source_of(settings),
         )
-    return wide, model, batches
+        relabel(question, batch)
+        batches.append(batch)
+    return wide, layouts.of(wide).model(device, dtype), batches
 
 
-def relabelled(question: Question, batch: Batch) -> Batch:
-    """Return the batch with the targets and lengths that a question asks for; no other target is
-    its blank."""
+def relabel(question: Question, batch: Batch) -> None:
+    """Give a batch the targets and lengths that a question asks for, with its slack and its entry.
+
+    Targets that are the question's blank become 0."""
     if question.blank:
         batch.targets.masked_fill_(batch.targets == question.blank, 0)
-    # without any target, they have no column
-    batch.targets = torch.nn.functional.pad(
-        batch.targets, (0, question.slack[1]), value=0 if question.blank else 1
-    )
+    any_target = 0 if question.blank else 1
+    batch.targets = torch.nn.functional.pad(batch.targets, (0, question.slack[1]), value=any_target)
     if question.entry:
         name, index, value = question.entry
         getattr(batch, name)[index] = value
-    return batch
 
 
 def of_sines(
@@ -292,30 +338,31 @@ def of_sines(
     """Return a step whose leaves hold largest * sin(0.7 k), k = 0, 1, 2, ..., from the first leaf on
     to the last: the same numbers on every machine.
 
-    The padding grows by the question's `slack`, its `minus_inf` has the logit or the bias -inf, and
-    what the loss is given as integers has the dtype `integers`. In scope "step" the leaves take the
-    place of the outputs of `batch`, and of the weight and bias of `model.output`."""
+    In scope "loss" the leaf is the logits.  In scope "step" the leaves take the place of the outputs
+    of `batch`, and of the weight and bias of `model.output`.  The question's `slack` makes the
+    padding longer, its `minus_inf` has the logit or the bias -inf, and what the loss is given as
+    integers has the dtype `integers`."""
     N, T, U = inputs.padded_sizes(question.shapes)
-    T, U = T + question.slack[0], U + question.slack[1]
-    layout = layouts.of(adapter)
+    T += question.slack[0]
+    U += question.slack[1]
     output = model.output
     sizes: list[tuple[int, ...]] = [(N, T, U + 1, adapter.outputs(question.V))]
     if scope == "step":
         D = output.weight.size(1)
         sizes = [(N, T, D), (N, U + 1, D), tuple(output.weight.shape), tuple(output.bias.shape)]
     counts = [math.prod(size) for size in sizes]
-    numbers = (question.largest or 1.0) * torch.sin(
-        0.7 * torch.arange(sum(counts), dtype=torch.float64)
-    )
+    sines = torch.sin(0.7 * torch.arange(sum(counts), dtype=torch.float64))
+    numbers = (question.largest or 1.0) * sines
     leaves = [part.view(size).to(output.weight) for size, part in zip(sizes, numbers.split(counts))]
     if question.minus_inf is not None:
-        # The last leaf is the logits, or the bias.
-        leaves[-1][..., question.minus_inf] = -math.inf
+        logits_or_bias = leaves[-1]
+        logits_or_bias[..., question.minus_inf] = -math.inf
     if scope == "step":
         batch.encoder_out, batch.decoder_out = (leaf.requires_grad_() for leaf in leaves[:2])
         output.weight.data, output.bias.data = leaves[2:]
     step = prepare(adapter, model, batch, scope, leaves[0] if scope == "loss" else None)
     # It reads the leaves when it is called: a check of conformance may put other tensors there.
+    layout = layouts.of(adapter)
     step.forward = lambda: layout.of_leaves(step.leaves, batch, step.prepared)
     if question.integers:
         cast_integers(step.prepared, getattr(torch, question.integers))
@@ -323,7 +370,7 @@ def of_sines(
 
 
 def cast_integers(prepared: Any, dtype: torch.dtype) -> None:
-    """Give the tensors of integers among the attributes of `prepared` another dtype, in place."""
+    """Give each attribute of `prepared` that is a tensor of integers another dtype."""
     for name, value in vars(prepared).items():
         if isinstance(value, torch.Tensor) and not value.is_floating_point():
             setattr(prepared, name, value.to(dtype))
@@ -332,7 +379,9 @@ def cast_integers(prepared: Any, dtype: torch.dtype) -> None:
 def fill_padding(
     adapter: Adapter, question: Question, batch: Batch, leaves: Mapping[str, torch.Tensor]
 ) -> None:
-    """Fill the padding of the leaves with the garbage of a question, if it has any."""
+    """Fill the padding of the leaves with the garbage of a question, if it has any.
+
+    leaves: by name; those without padding stay."""
     if question.garbage is None:
         return
     with torch.no_grad():
@@ -343,9 +392,11 @@ def fill_padding(
 
 
 def reached_by_padding(adapter: Adapter, device: torch.device) -> list[str]:
-    """Return what is not finite of the first question's answer where the padding holds NaN."""
+    """Ask the first question with NaN in the padding; return what of its answer is not finite.
+
+    The result has "loss", and the names of leaves with such a gradient."""
     question = first(adapter).but(garbage=math.nan)
-    (step,) = ready(adapter, question, device, layouts.of(adapter).scopes[0])[2]
+    _, _, (step,) = ready(adapter, question, device, layouts.of(adapter).scopes[0])
     results = {"loss": step.run(), **step.gradients()}
     return [
         name

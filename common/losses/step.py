@@ -1,14 +1,15 @@
 """Prepare one step of a loss on one batch (inputs and leaves, untimed), and run it (forward and
 backward, measured).
 
-Scope "loss": from what the loss is given (logits, ...) to its gradient, by torch.autograd.grad:
-`.backward()` would copy a gradient that a loss wrote over its logits, which no training step does
-(docs/method.md).  Scope "step": from encoder and decoder outputs through the joiner (packing or
-pruning included) and the loss to the gradients of encoder_out, decoder_out and all weights.
+In scope "loss" a step goes from what the loss is given (logits) to its gradient.  It calls
+torch.autograd.grad, since `.backward()` would copy a gradient that a loss wrote over its logits,
+which no training step does (docs/method.md).  In scope "step" it goes from encoder and decoder
+outputs through the joiner (packing or pruning included) and the loss to the gradients of
+encoder_out, decoder_out and all weights.
 
-Fingerprints tell without a copy whether two tensors are equal bit for bit.  All losses of a timing
-round are given the same numbers, and the oracle takes longer than a step.  So the jobs of a run
-leave right answers in a folder, by a digest of every bit that they depend on.
+A fingerprint tells whether a tensor still has the same bits, without a copy of it.  All losses of a
+timing round are given the same numbers, and the oracle takes longer than a step.  So the jobs of a
+run leave right answers in a folder, each under a digest of every bit that it depends on.
 """
 
 from __future__ import annotations
@@ -53,25 +54,25 @@ class LossStep:
         return self.leaves["given"]
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        """Return all that the loss reads and must leave as it is, by name."""
-        prepared = {
+        """Return the tensors that the loss reads and must leave as they are, by name."""
+        result = {
             name: value
             for name, value in vars(self.prepared).items()
             if isinstance(value, torch.Tensor)
         }
-        batch = {name: getattr(self.batch, name) for name in ("targets", "T_lengths", "U_lengths")}
-        leaves = {
-            ("logits" if name == "given" else name): leaf for name, leaf in self.leaves.items()
-        }
-        if self.overwrites:
-            leaves.pop("logits", None)
-        return {**prepared, **batch, **leaves}
+        for name in ("targets", "T_lengths", "U_lengths"):
+            result[name] = getattr(self.batch, name)
+        for name, leaf in self.leaves.items():
+            if name != "given":
+                result[name] = leaf
+            elif not self.overwrites:
+                result["logits"] = leaf
+        return result
 
     def gradients(self) -> dict[str, torch.Tensor | None]:
-        """Return the gradient of each leaf by name, after `run`; None if the loss does not use the
-        leaf.
+        """Return the gradient of each leaf by name, after `run`; None where the loss made none.
 
-        Raises TypeError for one of another class than torch.Tensor, which may put off its work
+        Raises TypeError for a gradient of a subclass of torch.Tensor, which may put off its work
         until it is read.
         """
         gradients = self.computed or {name: leaf.grad for name, leaf in self.leaves.items()}
@@ -99,8 +100,9 @@ class LossStep:
 
 
 def summed(loss: Any) -> torch.Tensor:
-    """Return a loss as it is.  Raises TypeError or ValueError if it is no torch.Tensor of one
-    element."""
+    """Return a loss as it is, after a check.
+
+    Raises TypeError if it is no torch.Tensor, and ValueError if it has not one element."""
     if type(loss) is not torch.Tensor:
         what = f"a {type(loss).__name__}"
         if isinstance(loss, (tuple, list)):
@@ -114,26 +116,30 @@ def summed(loss: Any) -> torch.Tensor:
 
 
 def run_together(steps: Sequence[LossStep], factors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Run forward of all steps, then one backward of the sum of their losses times `factors`;
-    return the losses.
+    """Run forward of all steps, then one backward of their losses times `factors`, all added.
 
-    factors: of each step, () of its sum or (N,) of the losses that its `forward` returns."""
+    Returns the loss of each step, detached.
+
+    factors: of each step, () for its summed loss, or (N,) for the losses that it returns then."""
     losses = []
+    products = []
     for step, factor in zip(steps, factors):
         loss = step.forward()
-        losses.append(summed(loss) if factor.numel() == 1 else loss)
-        step.answer = losses[-1].detach()
-    differentiate(
-        torch.stack([weighted(loss, factor) for loss, factor in zip(losses, factors)]).sum(), steps
-    )
-    return [loss.detach() for loss in losses]
+        if factor.numel() == 1:
+            summed(loss)
+        step.answer = loss.detach()
+        losses.append(step.answer)
+        products.append(weighted(loss, factor))
+    differentiate(torch.stack(products).sum(), steps)
+    return losses
 
 
 def differentiate(total: torch.Tensor, steps: Sequence[LossStep], again: bool = False) -> None:
-    """Make the gradients of the leaves of all steps.  Raises ValueError where the loss has no
-    backward.
+    """Make the gradients of the leaves of all steps from the sum of their losses.
 
-    again: whether the graph is differentiated again."""
+    Raises ValueError where the loss has no backward.
+
+    again: whether the graph is to be differentiated once more later."""
     if not total.requires_grad:
         raise ValueError(NO_GRADIENT)
     try:
@@ -152,13 +158,13 @@ def differentiate(total: torch.Tensor, steps: Sequence[LossStep], again: bool = 
 
 
 class NotOfEach(ValueError):
-    """Tells that a loss was asked for the losses of utterances and returned another number of
-    them."""
+    """Tells that a loss that was asked for a loss of each utterance returned another number."""
 
 
 def weighted(losses: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Return the sum of losses times factors, both (N,).  Raises NotOfEach where their numbers
-    differ."""
+    """Return the sum () of losses times factors.
+
+    Both have one element, or N.  Raises NotOfEach where their numbers differ."""
     if losses.numel() != factors.numel():
         raise NotOfEach(
             f"the losses have the shape {tuple(losses.shape)}, not ({factors.numel()},)"
@@ -175,10 +181,9 @@ def leaves_of(model: Joiner, batch: Batch) -> dict[str, torch.Tensor]:
 def prepare(
     adapter: Adapter, model: Joiner, batch: Batch, scope: str, logits: torch.Tensor | None = None
 ) -> LossStep:
-    """Return a step of a scope with fresh leaves, after dropping the gradients of an earlier step.
-    Untimed.
+    """Return a step with fresh leaves.  Drop the weights' gradients of an earlier step.  Untimed.
 
-    logits: padded ones (N, T, U+1, V) in place of the joiner's, in scope "loss"."""
+    logits: (N, T, U+1, V), in place of the joiner's; only in scope "loss"."""
     model.zero_grad(set_to_none=True)
     layout = layouts.of(adapter)
     prepared = layout.prepare(batch)
@@ -187,11 +192,10 @@ def prepare(
             lambda: layout.step(model, batch, prepared), batch, prepared, leaves_of(model, batch)
         )
     with torch.no_grad():
-        given = (
-            layout.given(model, batch, prepared)
-            if logits is None
-            else layout.take(logits, batch, prepared)
-        )
+        if logits is None:
+            given = layout.given(model, batch, prepared)
+        else:
+            given = layout.take(logits, batch, prepared)
     given.requires_grad_()
 
     def forward() -> torch.Tensor:
@@ -207,8 +211,9 @@ Tensors = Mapping[str, torch.Tensor | None]
 
 
 def fingerprint(tensor: torch.Tensor | None) -> bytes:
-    """Return a digest of the bits of `tensor`, the same in every process on its device; that of no
-    bits for None."""
+    """Return a digest of the bits of `tensor`, the same in every process on a device of its type.
+
+    None has the digest of a tensor without elements."""
     digest = hashlib.blake2b(digest_size=16)
     if tensor is not None:
         for chunk in tensor.detach().reshape(-1).split(CHUNK):
@@ -220,11 +225,10 @@ def fingerprint(tensor: torch.Tensor | None) -> bytes:
 
 
 def weighted_bits(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum of all 64-bit words of `values` (n,), each times a random odd number, modulo
-    2^64: (1,) int64.
+    """Return the sum (1,) int64 of all 64-bit words of `values` (n,), each times a random odd
+    number, modulo 2^64.
 
-    Made on the device, since the host digests gigabytes of logits slower than a GPU takes to judge
-    them."""
+    It is made on the device: a GPU judges gigabytes of logits faster than the host digests them."""
     # `contiguous` would keep the stride of a dimension of one element.
     bits = values.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     words = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).view(torch.int64)
@@ -248,10 +252,12 @@ def remembered(
     tensors: Tensors,
     compute: Callable[[], dict[str, list[float]]],
 ) -> dict[str, list[float]]:
-    """Return the numbers that `compute` makes of `tensors`, from `folder`, if any, where another
-    job has left them.
+    """Return the numbers that `compute` makes, from a file if another job has left them there.
 
-    question: what is computed, in words and numbers.
+    Args:
+        folder: where the jobs of a run leave such files; None: compute them.
+        question: what is computed, as its repr tells it.
+        tensors: what it is computed from, by name.
     """
     if folder is None:
         return compute()
@@ -263,6 +269,6 @@ def remembered(
     with suppress(OSError, ValueError):
         return dict(json.loads(path.read_text(encoding="utf-8")))
     numbers = compute()
-    with suppress(UserError):  # a full disk costs time alone, so the error needs no advice
+    with suppress(UserError):  # with a full disk each job computes them
         write_whole("", (path, json.dumps(numbers)))
     return numbers

@@ -240,7 +240,7 @@ def ask_hard(context, question: Question) -> str:
         context.new_batch(batch, FURTHER_REPEAT + 1 + n, half, reverse=n > 0)
         for n in range(len(factors))
     ]
-    questions.change(question, context.model, batches[0])
+    questions.scale_weights(question, context.model, batches[0])
     questions.set_up_leaves(context.adapter, question, context.model, batches)
     steps = [prepare(context.adapter, context.model, batch, "step") for batch in batches]
     losses = run_together(steps, factors)
