@@ -161,7 +161,7 @@ def test_the_trade_off_has_a_front_of_exact_losses_and_other_models_are_on_none(
     for name, ms, peak, kind in [*of, ("pruned", 5, 50, "pruned"), ("modified", 2, 20, "modified")]:
         timed(tmp_path, name, [ms, ms], peak=peak, kind=kind, exact=kind == "exact")
     rows = rows_of(tmp_path)
-    assert [row.label for row in plots.front(rows)] == ["quick", "small"]
+    assert [place.row.label for place in plots.front(plots.positions(rows))] == ["quick", "small"]
     figure = plots.time_and_memory(rows)
     hollow = {trace["name"] for trace in figure.data if trace["marker"].get("symbol", "").endswith("-open")}
     named = [trace["text"] for trace in figure.data if "text" in trace["mode"]]

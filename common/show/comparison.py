@@ -1,15 +1,15 @@
-"""Show a comparison (see analysis/comparison.py): one screen, Markdown for a pull request, JSON, or
-a page."""
+"""Show a comparison of two measurements (see analysis/comparison.py): on one screen, as a whole
+table, as Markdown for a pull request, as JSON, or as a page."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rnnt_bench.analysis import comparison, control, doubts, machines, metrics, ratios, standing
-from rnnt_bench.analysis.row import SCOPES
+from rnnt_bench.analysis.row import SCOPES, Row
 from rnnt_bench.analysis.standing import BESIDE_LOAD, percent
 from rnnt_bench.core import errors, statistics
 from rnnt_bench.core.text import error, escaped, gathered, number
@@ -19,14 +19,21 @@ from rnnt_bench.show import page, plots, tables
 
 Changes = Sequence[comparison.Change]
 FORMATS = ("table", "markdown", "json")
-#: Two separate runs alone have this column.
+VERDICT = parts.Column("verdict", numeric=False)
+#: A column of comparisons between separate runs, whose unchanged rows are the control.
 OVER_CONTROL = parts.Column("over control")
+#: The columns, in the order of the fields of Line.
 COLUMNS = (
-    *(parts.Column(title, False) for title in ("implementation", "what", "verdict")),
-    *(parts.Column("ratio"), OVER_CONTROL),
+    parts.Column("implementation", numeric=False),
+    parts.Column("what", numeric=False),
+    VERDICT,
+    parts.Column("ratio"),
+    OVER_CONTROL,
     *(parts.Column(title) for title in ("interval", "baseline", "new", "rounds", "batches")),
 )
-#: Marks of verdicts, like those of cells.
+#: The columns that a screen has room for: all but rounds and batches.
+NARROW = COLUMNS[:8]
+#: Verdict -> mark of its cell (a class of page.css).
 MARKS = {
     **dict.fromkeys(("faster", "less", "better"), "good"),
     **dict.fromkeys(("slower", "more", "worse", "wrong"), "bad"),
@@ -34,18 +41,37 @@ MARKS = {
 
 
 class Line(NamedTuple):
-    """Hold one line of the table.  what, verdict, reason: of the sentence below the table."""
+    """Hold one line of the table in words, "-" where there is no value.
+
+    Attributes:
+        what: what was compared, such as "step time" or "errors"
+        baseline, new: the two sides, with their unit
+        reason: why the verdict is so, which stands below the table
+    """
 
     name: str
     what: str
     verdict: str
-    reason: str
-    cells: Sequence[str]
+    ratio: str = "-"
+    over_control: str = "-"
+    interval: str = "-"
+    baseline: str = "-"
+    new: str = "-"
+    rounds: str = "-"
+    batches: str = "-"
+    reason: str = ""
+
+    @property
+    def is_explained(self) -> bool:
+        """Tell whether its reason is shown: of every time, and of what is not the same."""
+        return self.what.endswith(" time") or self.verdict != "same"
 
 
 def render(changes: Changes, remarks: Sequence[str], format: str = "table") -> str:
-    """Return the table of all changes as text, and below it the reason of each verdict.  remarks:
-    further lines below, which JSON leaves out."""
+    """Return the table of all changes as text, and below it the reason of each verdict.
+
+    remarks: further lines below the table, which JSON leaves out.
+    """
     if format == "json":
         return json_text([change.as_json() for change in changes])
     shown = _measured(changes)
@@ -63,61 +89,73 @@ def screen(
 ) -> str:
     """Return the outcome in lines that fit: all times, whatever else changed, and the verdict."""
     shown = _measured(changes)
-    lines = [
-        line for line in lines_of(shown) if line.what.endswith(" time") or line.verdict != "same"
-    ]
-    below = _controls(shown)
-    for change in shown:
-        sides = doubts.about_sides(change.pair.baseline, change.pair.new)
-        below += [f"{change.pair.name}: {doubt.words}" for doubt in sides if doubt.kind == "status"]
-    answers = {"times": _counts(shown)}
-    names = gathered(
-        (line.verdict, f"{line.name} {line.what.replace(' time', '')}") for line in lines
-    )
-    answers.update({verdict: ", ".join(names[verdict]) for verdict in MARKS if verdict in names})
-    reasons = gathered((line.reason, line.name) for line in lines if line.verdict == BESIDE_LOAD)
-    if reasons:
-        loaded = (
-            f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items()
-        )
-        answers[BESIDE_LOAD] = "; ".join(loaded)
-    times = [
-        (change.pair.name, scope, time) for change in shown for scope, time in change.time.items()
-    ]
-    alone = [f"{name} {scope}" for name, scope, time in times if "uncontrolled" in time.kinds]
-    if alone:
-        answers["unclear"] = (
-            f"separate runs, which {ratios.FEWEST_CONTROLS} rows that did not change would make "
-        )
-        answers["unclear"] += f"comparable: {', '.join(alone)}; measure both in one run"
-    narrow = table(lines, COLUMNS[:8])
+    lines = [line for line in lines_of(shown) if line.is_explained]
+    below = [*_controls(shown), *_failed_sides(shown), *remarks]
     return spaced(
         [
-            [line for text in origins(shown)[:2] for line in terminal.wrapped(text, None)],
-            aligned(narrow, tables.LONGEST_NAME, terminal.colors).splitlines(),
-            [line for text in [*below, *remarks] for line in terminal.wrapped(text)],
-            tables.verdict_lines(answers, terminal),
+            [part for line in origins(shown)[:2] for part in terminal.wrapped(line, None)],
+            aligned(table(lines, NARROW), tables.LONGEST_NAME, terminal.colors).splitlines(),
+            [part for line in below for part in terminal.wrapped(line)],
+            tables.verdict_lines(_answers(shown, lines), terminal),
         ]
     )
+
+
+def _failed_sides(changes: Changes) -> list[str]:
+    """Return a line for each side that did not run."""
+    return [
+        f"{change.pair.name}: {doubt.words}"
+        for change in changes
+        for doubt in doubts.about_sides(change.pair.baseline, change.pair.new)
+        if doubt.kind == "status"
+    ]
+
+
+def _answers(changes: Changes, lines: Sequence[Line]) -> dict[str, str]:
+    """Return {question: answer} of the verdict on a screen: how many times changed, what became
+    better or worse, and what cannot be told."""
+    answers = {"times": _counts(changes)}
+    names = gathered(
+        (line.verdict, f"{line.name} {line.what.removesuffix(' time')}") for line in lines
+    )
+    answers.update({verdict: ", ".join(names[verdict]) for verdict in MARKS if verdict in names})
+    loaded = gathered((line.reason, line.name) for line in lines if line.verdict == BESIDE_LOAD)
+    if loaded:
+        answers[BESIDE_LOAD] = "; ".join(
+            f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in loaded.items()
+        )
+    uncontrolled = [
+        f"{change.pair.name} {scope}"
+        for change in changes
+        for scope, time in change.time.items()
+        if "uncontrolled" in time.kinds
+    ]
+    if uncontrolled:
+        answers["unclear"] = (
+            f"separate runs, which {ratios.FEWEST_CONTROLS} rows that did not change would make "
+            f"comparable: {', '.join(uncontrolled)}; measure both in one run"
+        )
+    return answers
 
 
 def table(lines: Sequence[Line], columns: Sequence[parts.Column] = COLUMNS) -> parts.Table:
-    cells = [
-        [
-            *map(parts.Cell, (line.name, line.what)),
-            parts.Cell(line.verdict, mark=MARKS.get(line.verdict, "")),
-            *(parts.Cell(words, None if words == "-" else words) for words in line.cells),
-        ]
-        for line in lines
-    ]
-    compared = any(row[columns.index(OVER_CONTROL)].shown != "-" for row in cells)
-    kept = [index for index, column in enumerate(columns) if compared or column != OVER_CONTROL]
-    shown = [[row[index] for index in kept] for row in cells]
-    return parts.Table("comparison", "Comparison", [columns[index] for index in kept], shown)
+    """Return the lines as a table, without the column "over control" where it is empty."""
+    controlled = any(line.over_control != "-" for line in lines)
+    kept = [column for column in columns if controlled or column != OVER_CONTROL]
+    rows = []
+    for line in lines:
+        cells = dict(zip(COLUMNS, map(_cell, line)))
+        cells[VERDICT] = parts.Cell(line.verdict, mark=MARKS.get(line.verdict, ""))
+        rows.append([cells[column] for column in kept])
+    return parts.Table("comparison", "Comparison", kept, rows)
+
+
+def _cell(words: str) -> parts.Cell:
+    return parts.Cell(words, None if words == "-" else words)
 
 
 def _measured(changes: Changes) -> Changes:
-    """Return the changes of which a side has something to compare; all where none has."""
+    """Return the changes with a side that measured something; all of them if none did."""
     return [change for change in changes if _is_measured(change)] or changes
 
 
@@ -130,97 +168,139 @@ def _below(changes: Changes, remarks: Sequence[str]) -> list[str]:
     """Return the lines below the whole table: each verdict with its reason, each note once."""
     shown = _measured(changes)
     lines = lines_of(shown)
-    explained = [line for line in lines if line.verdict != "same" or line.what.endswith("time")]
-    same = gathered((line.name, line.what) for line in lines if line not in explained)
+    explained = [line for line in lines if line.is_explained]
+    same = gathered((line.name, line.what) for line in lines if not line.is_explained)
     notes = gathered((note, change.pair.name) for change in shown for note in _notes(change))
-    others = dict.fromkeys(change.pair.name for change in changes if change not in shown)
-    return [
+    below = [
         *(f"{line.name}, {line.what}: {line.verdict}: {line.reason}" for line in explained),
         *(f"{name}: {', '.join(whats)}: same" for name, whats in same.items()),
         f"times: {_counts(shown)}",
         *_controls(shown),
         *(f"{', '.join(names)}: {note}" for note, names in notes.items()),
         *remarks,
-        *([f"measured on neither side: {', '.join(others)}"] if others else []),
     ]
+    others = dict.fromkeys(change.pair.name for change in changes if change not in shown)
+    if others:
+        below.append(f"measured on neither side: {', '.join(others)}")
+    return below
 
 
 def on_one_side(sides: comparison.Sides) -> list[str]:
-    """Return lines on runs that are on one side alone, and on later ones that measured nothing."""
+    """Return lines on runs that only one side has, and on later runs that measured nothing."""
     lines = []
     for side, runs in (("in the baseline", sides.gone), ("on the new side", sides.added)):
         if runs:
             lines.append(f"{', '.join(dict.fromkeys(map(sides.label, runs)))}: {side} only")
     stopped = tables.stopped([run for pair in sides.pairs for run in (pair.baseline, pair.new)])
-    return [*lines, *filter(None, [stopped])]
+    if stopped:
+        lines.append(stopped)
+    return lines
 
 
 def origins(changes: Changes) -> list[str]:
-    """Return a line on each side, and one on how their times are compared."""
-    lines = []
-    for side in ("baseline", "new"):
-        runs = [getattr(change.pair, side) for change in changes]
-        folders = list(dict.fromkeys(run.folder for run in runs))
-        above = ", ".join(dict.fromkeys(str(folder.parent) for folder in folders))
-        where = str(runs[0].results) if len(folders) == 1 else f"{above} ({len(folders)} runs)"
-        lines.append(f"{side}: {where}, started {min(run.header.started for run in runs)}")
-    paired = {
-        time.paired for change in changes for time in change.time.values() if time.ratio is not None
-    }
+    """Return three lines: where each side is from, and how their times are compared."""
+    return [
+        _origin("baseline", [change.pair.baseline for change in changes]),
+        _origin("new", [change.pair.new for change in changes]),
+        _method(changes),
+    ]
+
+
+def _origin(side: str, runs: Sequence[Row]) -> str:
+    """Return the file of a side's only run, or the folder of its runs, and when the first began."""
+    folders = dict.fromkeys(run.folder for run in runs)
+    where = str(runs[0].results)
+    if len(folders) > 1:
+        parents = ", ".join(dict.fromkeys(str(folder.parent) for folder in folders))
+        where = f"{parents} ({len(folders)} runs)"
+    return f"{side}: {where}, started {min(run.header.started for run in runs)}"
+
+
+def _method(changes: Changes) -> str:
+    """Return how the times are compared: between runs or within one, over what, how surely."""
+    times = [time for change in changes for time in change.time.values() if time.ratio]
     ways = []
-    if False in paired:
+    if not all(time.paired for time in times):
         ways.append(
             "two separate runs, over the rows that did not change (the control), a batch paired with itself where both "
             "drew it"
         )
-    if True in paired:
+    if any(time.paired for time in times):
         ways.append("rounds paired: both sides were measured beside each other")
     margins = changes[0].margins
-    lines.append(
+    return (
         "time: new / baseline, geometric mean over batches and rounds; "
         f"{'; '.join(ways) or 'no times to compare'}. "
         f"Intervals over rounds: {percent(margins.confidence)} each, which makes 95% for all of them together. "
         f"Tolerance: {percent(margins.tolerance)}."
     )
-    return lines
 
 
 def lines_of(changes: Changes) -> list[Line]:
-    """Return the lines of changes, without what neither side measured, such as scope `loss` of a
-    loss that has none."""
+    """Return the lines of all changes: time and memory by scope, where a side has them, and errors."""
     lines = []
     for change in changes:
         name = change.pair.name
-        for scope, time in change.time.items():
-            if any(time.rounds):
-                interval = "-" if time.low is None else f"{time.low:.3f}-{time.high:.3f}"
-                rounds = str(time.rounds[0]) if time.paired else "{} + {}".format(*time.rounds)
-                batches = str(time.ratio.batches if time.ratio else 0)
-                cells = [interval, *_with_unit(time.both_ms, f"{scope}_ms"), rounds, batches]
-                numbers = [_ratio(time.factor), _ratio(time.over_control)]
-                lines.append(
-                    Line(name, f"{scope} time", time.verdict, time.reason, [*numbers, *cells])
-                )
+        lines += [
+            _time_line(name, scope, time) for scope, time in change.time.items() if any(time.rounds)
+        ]
         for scope, memory in change.memory.items():
             if memory.baseline_mb is not None or memory.new_mb is not None:
-                sides = _with_unit((memory.baseline_mb, memory.new_mb), "peak_memory_mb")
-                cells = [_ratio(memory.ratio), "-", "-", *sides, "-", str(memory.batches)]
-                lines.append(Line(name, f"{scope} memory", memory.verdict, memory.reason, cells))
-        both = (change.errors.baseline, change.errors.new)
-        sides = [f"{error(side['loss_error'])}, {error(side['grad_error'])}" for side in both]
-        cells = ["-", "-", "-", *sides, "-", "-"]
-        lines.append(Line(name, "errors", change.errors.verdict, change.errors.reason, cells))
+                lines.append(
+                    Line(
+                        name,
+                        f"{scope} memory",
+                        memory.verdict,
+                        ratio=_ratio(memory.ratio),
+                        baseline=_with_unit(memory.baseline_mb, "peak_memory_mb"),
+                        new=_with_unit(memory.new_mb, "peak_memory_mb"),
+                        batches=str(memory.batches),
+                        reason=memory.reason,
+                    )
+                )
+        lines.append(
+            Line(
+                name,
+                "errors",
+                change.errors.verdict,
+                baseline=_errors(change.errors.baseline),
+                new=_errors(change.errors.new),
+                reason=change.errors.reason,
+            )
+        )
     return lines
+
+
+def _time_line(name: str, scope: str, time: standing.Standing) -> Line:
+    baseline_ms, new_ms = time.both_ms
+    baseline_rounds, new_rounds = time.rounds
+    return Line(
+        name,
+        f"{scope} time",
+        time.verdict,
+        _ratio(time.factor),
+        _ratio(time.over_control),
+        "-" if time.low is None else f"{time.low:.3f}-{time.high:.3f}",
+        _with_unit(baseline_ms, f"{scope}_ms"),
+        _with_unit(new_ms, f"{scope}_ms"),
+        str(baseline_rounds) if time.paired else f"{baseline_rounds} + {new_rounds}",
+        str(time.ratio.batches if time.ratio else 0),
+        time.reason,
+    )
 
 
 def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _with_unit(values: Sequence[float | None], key: str) -> list[str]:
-    """Return values with the unit of the metric `key`."""
-    unit = metrics.METRICS[key].unit
-    return ["-" if value is None else f"{number(value)} {unit}" for value in values]
+def _errors(errors: Mapping[str, float | None]) -> str:
+    """Return the relative errors of the loss and the gradient: "1.2e-07, 3.4e-07"."""
+    return f"{error(errors['loss_error'])}, {error(errors['grad_error'])}"
+
+
+def _with_unit(value: float | None, key: str) -> str:
+    """Return a value of the metric `key` with its unit."""
+    return "-" if value is None else f"{number(value)} {metrics.METRICS[key].unit}"
 
 
 def _counts(changes: Changes) -> str:
@@ -234,7 +314,7 @@ def _counts(changes: Changes) -> str:
 
 
 def _verdicts(changes: Changes) -> Counter[str]:
-    """Return how many of the times that are compared have each verdict."""
+    """Return how many of the compared times have each verdict."""
     return Counter(
         time.verdict
         for change in changes
@@ -244,32 +324,32 @@ def _verdicts(changes: Changes) -> Counter[str]:
 
 
 def _controls(changes: Changes) -> list[str]:
-    """Return a line for each control: by what the rows moved that did not change, and the machine's
-    rates."""
+    """Return a line for each control: how the times of its unchanged rows moved between two runs."""
     lines = []
     for scope in SCOPES:
         times = [change.time[scope] for change in changes if scope in change.time]
         for unchanged in control.unchanged_by_runs(times).values():
             moved = control.control_of(unchanged)
-            lines += [f"control, {scope}: {_moved(moved, unchanged[0])}"] if moved else []
+            if moved:
+                lines.append(f"control, {scope}: {_moved(moved, unchanged[0])}")
     return lines
 
 
 def _moved(moved: ratios.Control, first: standing.Standing) -> str:
-    """Return how much slower unchanged rows were, whether that is sure, and the rates of both runs
-    of the first."""
+    """Return how much slower the unchanged rows became, whether the machine did so too, and its
+    rates in both runs. first: one of these rows."""
     ratio, low, high = moved.slowdown()
     spread = f"{low:.2f} to {high:.2f}; each {moved.least:.2f} to {moved.most:.2f}"
     words = f"{moved.rows} rows that did not change took {ratio:.2f} times the time ({spread})"
     verdict = statistics.verdict(low, high, first.margins.tolerance)
     if verdict in ("slower", "faster"):
         words += f", so the machine was {verdict}"
-    rates = [machines.rates(row) for row in (first.baseline, first.row)]
-    return f"{words}; {', then '.join(rates)}" if all(rates) else words
+    before, after = machines.rates(first.baseline), machines.rates(first.row)
+    return f"{words}; {before}, then {after}" if before and after else words
 
 
 def _notes(change: comparison.Change) -> Iterator[str]:
-    """Yield what changed in the code and around it; failures; approximations."""
+    """Yield notes on a change: what differs in the code, and the doubts about its two sides."""
     if change.changed:
         yield f"changed: {', '.join(change.changed)}"
     elif change.pair.is_one_loss:
@@ -282,15 +362,15 @@ def _notes(change: comparison.Change) -> Iterator[str]:
 
 
 def write(changes: Changes, remarks: Sequence[str], output: Path) -> Path:
-    """Write the page, whole or not at all; return its path. Raises UserError."""
+    """Write the page of a comparison, whole or not at all; return its path. Raises UserError."""
     if not changes:
         raise errors.UserError("no page: nothing was compared")
     shown = _measured(changes)
-    *sides, how = origins(changes)
+    *sides, method = origins(changes)
     section = parts.Section(
         "comparison",
         "What changed",
-        how,
+        method,
         lead=_figure(shown),
         tables=[table(lines_of(shown))],
         notes=[("", [f"{line}."]) for line in _below(changes, remarks)],
@@ -309,25 +389,25 @@ def title(changes: Changes) -> str:
 
 
 def _figure(changes: Changes) -> parts.Figure | None:
+    """Draw the ratio of each time that is compared; return None where none is."""
     looks = style.looks({change.pair.new.name: change.pair.new.kind for change in changes})
-    dots = []
-    for change in changes:
-        for scope, time in change.time.items():
-            if time.factor is not None:
-                name = f"{change.pair.name}, {scope}"
-                numbers = (
-                    time.factor,
-                    time.low,
-                    time.high,
-                    time.verdict,
-                    time.verdict == BESIDE_LOAD,
-                )
-                dots.append(plots.Dot(name, looks[time.row.name], *numbers, time.row.results))
-    if not dots:
-        return None
+    dots = [
+        plots.Dot(
+            f"{change.pair.name}, {scope}",
+            looks[time.row.name],
+            time.factor,
+            time.low,
+            time.high,
+            time.verdict,
+            time.verdict == BESIDE_LOAD,
+            time.row.results,
+        )
+        for change in changes
+        for scope, time in change.time.items()
+        if time.factor is not None
+    ]
     caption = (
         "Dot: the time of the new side over that of the baseline; line: its interval over rounds."
     )
-    if any(dot.hollow for dot in dots):
-        caption += " Hollow: beside other load, so the ratio decides nothing."
-    return plots.ratios("changes", "Time, new over baseline", caption, dots, "times the baseline")
+    name = "Time, new over baseline"
+    return plots.ratios("changes", name, caption, dots, "times the baseline") if dots else None

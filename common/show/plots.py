@@ -1,5 +1,5 @@
-"""Draw the plots of a configuration or sweep: ratios, time against memory, a swept setting, what
-changes with time."""
+"""Draw the plots of a page: ratios, time against memory, the sweep over a setting, and what changes
+during a run or within a step."""
 
 from __future__ import annotations
 
@@ -18,14 +18,19 @@ from rnnt_bench.core.text import gathered, interval, number
 from rnnt_bench.present import style
 from rnnt_bench.present.parts import Cell, Figure, Plotly, measured, tabulated
 from rnnt_bench.records.schema import Sample
+from rnnt_bench.traces.windows import Curve
 
 LANE = 44  # pixels
 
 
 class Dot(NamedTuple):
-    """Hold one lane of a plot of ratios. hollow: something else is in the ratio too, so that it
-    decides nothing;
-    source: the file that the number is from."""
+    """Hold one lane of a plot of ratios.
+
+    Attributes:
+        low, high: interval of the ratio, None where it has none
+        hollow: whether other load is in the ratio too, so that it decides nothing
+        source: the file that the ratio is from
+    """
 
     name: str
     look: style.Look
@@ -38,58 +43,43 @@ class Dot(NamedTuple):
 
     @property
     def interval(self) -> str:
+        """Return " (1.59 to 1.91)"; "" where the ratio has no interval."""
         span = interval(self.low, self.high)
         return f" ({span})" if span else ""
 
 
 def over_fastest(rows: Rows) -> Figure | None:
-    """Draw each loss's time over that of the fastest exact one; None where fewer than two can be
-    compared."""
-    compared = [row.against_fastest for row in rows if row.against_fastest]
+    """Draw the time of each loss over that of the fastest exact one; return None where fewer than
+    two losses can be compared."""
     kinds = verdict.ranked_kinds(rows)
-    ranked = [against for against in compared if against.row.kind in kinds] or compared
-    if not ranked:
+    standings = [row.against_fastest for row in rows if row.against_fastest]
+    standings = [item for item in standings if item.row.kind in kinds] or standings
+    if not standings:
         return None
-    base = ranked[0].baseline
-    scope = ranked[0].scope
-    dots = [dot for row in rows if (dot := _dot(row, base, scope))]
+    fastest = standings[0].baseline
+    scope = standings[0].scope
+    dots = [dot for row in rows if (dot := _dot(row, fastest, scope))]
     if len(dots) < 2:
         return None
-    caption = (
-        f"Dot: the time of a {scope} over that of {base.label}; line: its 95% interval over rounds."
-    )
-    if any(dot.hollow for dot in dots):
-        caption += " Hollow: beside other load, so the ratio decides nothing."
-    others = [
-        row.label
-        for row in rows
-        if row.ms and not row.trains_exact_model and base.trains_exact_model
-    ]
-    if others:
-        caption += f" Not drawn, as they train another model: {', '.join(others)}."
-    return ratios(
-        "ratios",
-        f"{scope.capitalize()} time over {base.label}'s",
-        caption,
-        dots,
-        f"times {base.label}",
-    )
+    title = f"{scope.capitalize()} time over {fastest.label}'s"
+    caption = f"Dot: the time of a {scope} over that of {fastest.label}; "
+    caption += "line: its 95% interval over rounds."
+    other_models = [row.label for row in rows if row.ms and not row.trains_exact_model]
+    if other_models and fastest.trains_exact_model:
+        caption += f" Not drawn, as they train another model: {', '.join(other_models)}."
+    return ratios("ratios", title, caption, dots, f"times {fastest.label}")
 
 
-def _dot(row: Row, base: Row, scope: str) -> Dot | None:
-    """Return how a row stands against the fastest; None where the two are not compared."""
-    against = row.against_fastest
-    if row is base:
+def _dot(row: Row, fastest: Row, scope: str) -> Dot | None:
+    """Return the dot of a row's time over the fastest row's; None where the two are not compared."""
+    if row is fastest:
         return Dot(row.marked_label, row.look, 1.0, verdict="fastest", source=row.results)
-    if (
-        against is None
-        or row.trains_exact_model != base.trains_exact_model
-        or row.other_torch != base.other_torch
-    ):
+    against = row.against_fastest
+    if against is None or row.trains_exact_model != fastest.trains_exact_model or row.other_torch != fastest.other_torch:
         return None
     word = metrics.METRICS["verdict"].shown(row)
-    if against.baseline is not base or against.scope != scope:  # ranked among another kind
-        against = standing.stand(row, base, scope)
+    if against.baseline is not fastest or against.scope != scope:  # ranked within another kind
+        against = standing.stand(row, fastest, scope)
         word = against.verdict
     ratio = against.ratio
     if ratio is None:
@@ -107,173 +97,185 @@ def _dot(row: Row, base: Row, scope: str) -> Dot | None:
 
 
 def ratios(key: str, title: str, caption: str, dots: Sequence[Dot], across: str) -> Figure:
-    """Draw a dot and a whisker for each ratio, the first on top, on a logarithmic axis titled
-    `across`, with a line at 1."""
-    span = style.logarithmic(
-        [*(end for dot in dots for end in (dot.low, dot.ratio, dot.high) if end), 1.0]
-    )
-    data, names, cells = [], [], []
+    """Draw a lane for each ratio, the first on top, on a logarithmic axis with a line at 1.
+
+    Args:
+        key: name of the plot within its section
+        title, caption: words above the plot
+        dots: the ratios
+        across: title of the axis
+    """
+    if any(dot.hollow for dot in dots):
+        caption += " Hollow: beside other load, so the ratio decides nothing."
+    ends = [end for dot in dots for end in (dot.low, dot.ratio, dot.high) if end]
+    data, names, summaries, cells = [], [], [], []
     for lane, dot in enumerate(dots):
-        options: Plotly = {}
-        if dot.low is not None and dot.high is not None:
-            options["error_x"] = {
-                "array": [dot.high - dot.ratio],
-                "arrayminus": [dot.ratio - dot.low],
-                "thickness": 2,
-            }
-        look = style.marker(dot.look, 12, dot.hollow)
-        data.append(style.points(dot.name, [(dot.ratio, -lane)], look, "%{x:.3g} times", **options))
-        words = (
-            f"{style.shown(dot.name)}  <b>{number(dot.ratio, 3)}x</b>{dot.interval}  {dot.verdict}"
-        )
-        names.append(words.rstrip())
-        numbers = {
-            name: measured(getattr(dot, name), dot.source) for name in ("ratio", "low", "high")
-        }
-        cells.append(
-            {"implementation": Cell(dot.name), **numbers, "verdict": Cell(dot.verdict or "-")}
-        )
-    line = {
-        "type": "line",
-        "layer": "below",
-        "x0": 1,
-        "x1": 1,
-        "y0": 0.5 - len(dots),
-        "y1": 0.5,
-        "opacity": 0.9,
-        "line": {"width": 1.5, "color": style.INK},
-    }
-    frame = {**style.lanes(names, LANE, 8), "shapes": [line], "xaxis": style.axis_of(across, span)}
-    summary = f"{title}: " + "; ".join(
-        f"{dot.name} {number(dot.ratio, 3)}{dot.interval}" for dot in dots
+        data.append(_dot_trace(dot, lane))
+        value = number(dot.ratio, 3)
+        name = f"{_headed(dot.name, f'{value}x')}{dot.interval}  {dot.verdict}"
+        names.append(name.rstrip())
+        summaries.append(f"{dot.name} {value}{dot.interval}")
+        cells.append(_dot_cells(dot))
+    equal = _segment((1, 1), (0.5 - len(dots), 0.5), 0.9, width=1.5)
+    layout = style.layout(
+        LANE * len(dots) + 70,
+        None,
+        **style.lanes(names, LANE, 8),
+        shapes=[equal],
+        xaxis=style.axis_of(across, style.logarithmic([*ends, 1.0])),
     )
-    layout = style.layout(LANE * len(dots) + 70, None, **frame)
+    summary = f"{title}: {'; '.join(summaries)}"
     return Figure(key, title, caption, summary, data, layout, tabulated(key, title, cells))
+
+
+def _dot_trace(dot: Dot, lane: int) -> Plotly:
+    """Return the marker of a dot, with a whisker where it has an interval."""
+    options: Plotly = {}
+    if dot.low is not None and dot.high is not None:
+        options["error_x"] = {
+            "array": [dot.high - dot.ratio],
+            "arrayminus": [dot.ratio - dot.low],
+            "thickness": 2,
+        }
+    look = style.marker(dot.look, 12, dot.hollow)
+    return style.points(dot.name, [(dot.ratio, -lane)], look, "%{x:.3g} times", **options)
+
+
+def _dot_cells(dot: Dot) -> dict[str, Cell]:
+    numbers = {"ratio": dot.ratio, "low": dot.low, "high": dot.high}
+    cells = {title: measured(value, dot.source) for title, value in numbers.items()}
+    return {"implementation": Cell(dot.name), **cells, "verdict": Cell(dot.verdict or "-")}
+
+
+def _headed(name: str, value: str) -> str:
+    """Return the heading of a lane, its value in bold, in plotly's HTML."""
+    return f"{style.shown(name)}  <b>{value}</b>"
+
+
+def _segment(x: tuple[float, float], y: tuple[float, float], opacity: float, **line: Any) -> Plotly:
+    """Return a line behind the data between two points. line: plotly's width and dash."""
+    ends = {"x0": x[0], "x1": x[1], "y0": y[0], "y1": y[1]}
+    look = {"opacity": opacity, "line": {"color": style.INK, **line}}
+    return {"type": "line", "layer": "below", **ends, **look}
 
 
 # Time against memory.
 
 
 class Position(NamedTuple):
-    """Hold the median time and the peak memory of a row."""
+    """Hold a row with its time in ms and its peak memory in MB."""
 
-    ms: float
+    row: Row
+    time: statistics.Summary
     mb: float
 
-
-def positions(rows: Rows) -> dict[str, Position]:
-    """Return the position of each row that has a time and a peak, by its label."""
-    return {
-        row.label: Position(row.ms.median, row.peak_mb)
-        for row in rows
-        if row.ms and row.peak_mb is not None
-    }
+    @property
+    def is_ranked(self) -> bool:
+        """Tell whether the row trains the usual model under its own torch."""
+        return self.row.trains_exact_model and not self.row.other_torch
 
 
-def front(rows: Rows) -> list[Row]:
-    """Return the Pareto front, the fastest first: the rows of exact losses, in batches or by
-    utterance, for which no other is both faster and smaller."""
-    at = positions(rows)
-    ranked = [row for row in rows if _is_ranked(row) and row.kind != "pruned"]
-    result: list[Row] = []
-    for row in sorted(ranked, key=lambda row: at[row.label]):
-        if not result or at[row.label].mb < at[result[-1].label].mb:
-            result.append(row)
+def positions(rows: Rows) -> list[Position]:
+    """Return the positions of the rows that have both a time and a peak."""
+    return [
+        Position(row, row.ms, row.peak_mb) for row in rows if row.ms and row.peak_mb is not None
+    ]
+
+
+def front(places: Sequence[Position]) -> list[Position]:
+    """Return the Pareto front, the fastest first: the exact losses for which no other exact loss is
+    both faster and smaller."""
+    exact = [place for place in places if place.is_ranked and place.row.kind != "pruned"]
+    result: list[Position] = []
+    for place in sorted(exact, key=lambda place: (place.time.median, place.mb)):
+        if not result or place.mb < result[-1].mb:
+            result.append(place)
     return result
 
 
-def _is_ranked(row: Row) -> bool:
-    return row.trains_exact_model and not row.other_torch
+def time_and_memory(rows: Rows) -> Figure | None:
+    """Draw time against peak memory, with a line along the Pareto front; return None where fewer
+    than two rows have both. Rows that are not ranked have hollow symbols."""
+    places = positions(rows)
+    if len(places) < 2:
+        return None
+    across = style.span(_ends(place.time for place in places))
+    up = style.span([place.mb for place in places])
+    best = front(places)
+    data, sentences = [], []
+    if best:
+        corners = [(place.time.median, place.mb) for place in best]
+        corners = [(corners[0][0], up.high), *corners, (across.high, corners[-1][1])]
+        line = {"shape": "hv", "dash": "dot", "width": 2.5, "color": style.INK}
+        data.append(style.points("Pareto front", corners, {}, mode="lines", line=line))
+        names = ", ".join(place.row.label for place in best)
+        sentences.append(f"Beaten in both by no other exact loss (line): {names}.")
+    data += [_position_trace(place, place in best) for place in places]
+    others = ", ".join(place.row.marked_label for place in places if not place.is_ranked)
+    if others:
+        sentences.append(f"Hollow, not ranked: of other models, or under another torch: {others}.")
+    title = "Time against memory"
+    summary = " ".join([f"{title}.", *sentences])
+    if any(place.time.p20 for place in places):
+        whiskers = (
+            "Whiskers: the 20th and 80th percentile of samples over their own batch's median."
+        )
+        sentences.insert(0, whiskers)
+    caption = " ".join(["Lower left is better.", *sentences])
+    axes = {"xaxis": style.axis_of("step, ms", across), "yaxis": style.axis_of("peak, MB", up)}
+    layout = style.layout(460, 200, **axes)
+    cells = [_position_cells(place, place in best) for place in places]
+    table = tabulated("time-memory", "Time and memory", cells)
+    return Figure("time-memory", title, caption, summary, data, layout, table)
+
+
+def _position_trace(place: Position, on_front: bool) -> Plotly:
+    """Return the marker of a row with whiskers of its time; on the front it has its name too."""
+    row = place.row
+    whiskers = {**style.whiskers([place.time]), "thickness": 1, "width": 4}
+    options: Plotly = {"error_x": whiskers, "cliponaxis": False}
+    if on_front:
+        options.update(mode="markers+text", text=[style.shown(row.label)], textposition="top right")
+    look = style.marker(row.look, 13, hollow=not place.is_ranked)
+    hover = "%{x:.4g} ms, %{y:.4g} MB"
+    return style.points(row.marked_label, [(place.time.median, place.mb)], look, hover, **options)
+
+
+def _position_cells(place: Position, on_front: bool) -> dict[str, Cell]:
+    row = place.row
+    return {
+        "implementation": Cell(row.marked_label),
+        "median ms": measured(place.time.median, row.results),
+        "peak MB": measured(place.mb, row.results),
+        "on the front": Cell("yes" if on_front else "no"),
+    }
 
 
 def _ends(summaries: Iterable[statistics.Summary]) -> list[float]:
-    """Return the medians and percentiles that an axis has to show."""
+    """Return all medians and percentiles, which an axis has to span."""
     return [
         end for summary in summaries for end in (summary.p20, summary.median, summary.p80) if end
     ]
 
 
-def time_and_memory(rows: Rows) -> Figure | None:
-    """Draw step time against peak memory; a line joins the losses for which no other is both faster
-    and smaller. Losses of other models and under another torch are hollow symbols, which are not
-    ranked."""
-    places = positions(rows)
-    rows = [row for row in rows if row.label in places]
-    if len(rows) < 2:
-        return None
-    summaries = {row.label: summary for row in rows if (summary := row.ms)}
-    across = style.span(_ends(summaries.values()))
-    up = style.span([position.mb for position in places.values()])
-    data, sentences, cells = [], [], []
-    best = front(rows)
-    if best:
-        on = [places[row.label] for row in best]
-        corners = [(on[0].ms, up.high), *on, (across.high, on[-1].mb)]
-        line = {"shape": "hv", "dash": "dot", "width": 2.5, "color": style.INK}
-        data.append(style.points("Pareto front", corners, {}, mode="lines", line=line))
-        sentences.append(
-            f"Beaten in both by no other exact loss (line): {', '.join(row.label for row in best)}."
-        )
-    others = [row.marked_label for row in rows if not _is_ranked(row)]
-    if others:
-        sentences.append(
-            f"Hollow, not ranked: of other models, or under another torch: {', '.join(others)}."
-        )
-    for row in rows:
-        options: Plotly = {
-            "error_x": {**style.whiskers([summaries[row.label]]), "thickness": 1, "width": 4}
-        }
-        if row in best:
-            options.update(
-                mode="markers+text", text=[style.shown(row.label)], textposition="top right"
-            )
-        look = style.marker(row.look, 13, hollow=not _is_ranked(row))
-        hover = "%{x:.4g} ms, %{y:.4g} MB"
-        data.append(
-            style.points(
-                row.marked_label, [places[row.label]], look, hover, cliponaxis=False, **options
-            )
-        )
-        ms, mb = (measured(value, row.results) for value in places[row.label])
-        on_front = Cell("yes" if row in best else "no")
-        name = Cell(row.marked_label)
-        cells.append(
-            {"implementation": name, "median ms": ms, "peak MB": mb, "on the front": on_front}
-        )
-    title, text = "Time against memory", " ".join(sentences)
-    caption = f"Lower left is better. {text}"
-    if any(summary.p20 for summary in summaries.values()):
-        whiskers = (
-            "Whiskers: the 20th and 80th percentile of samples over their own batch's median."
-        )
-        caption = f"Lower left is better. {whiskers} {text}"
-    frame = {"xaxis": style.axis_of("step, ms", across), "yaxis": style.axis_of("peak, MB", up)}
-    table = tabulated("time-memory", "Time and memory", cells)
-    return Figure(
-        "time-memory",
-        title,
-        caption,
-        f"{title}. {text}",
-        data,
-        style.layout(460, 200, **frame),
-        table,
-    )
+# Sweeps.
 
-
-# Sweeps: with several settings there is a plot for each, at the first values of the others.
-
-LOGARITHMIC_FROM = 4  # largest over smallest value from which both axes are logarithmic
+#: Both axes are logarithmic if the largest value of the setting is at least so many times the
+#: smallest.
+LOGARITHMIC_FROM = 4
 
 
 class Point(NamedTuple):
+    """Hold the value of the swept setting, and what a row measured with it."""
+
     value: Any
     measured: statistics.Summary
     row: Row
 
 
 class Quantity(NamedTuple):
-    """Describe a number that is drawn of every sweep. summary: returns it of a row, None where it
-    is not known."""
+    """Describe a quantity that is drawn over a setting. summary: returns it for a row, None where
+    the row lacks it."""
 
     key: str
     title: str
@@ -283,111 +285,124 @@ class Quantity(NamedTuple):
 
 
 def quantities() -> list[Quantity]:
-    """Return time, memory, and the metrics that are in plots."""
+    """Return what is drawn of a sweep: time, memory, and the metrics that are marked for plots."""
     times = "Median step (loss where no step was timed); whiskers: p20 to p80."
     peaks = "Highest peak of a step above its baseline, from the memory pass."
     result = [
         Quantity("time", "Step time", "ms", times, lambda row: row.ms),
-        Quantity("memory", "Peak memory", "MB", peaks, lambda row: _alone(row.peak_mb)),
+        Quantity("memory", "Peak memory", "MB", peaks, lambda row: _single(row.peak_mb)),
     ]
     for metric in metrics.METRICS.values():
         if metric.is_in("plot"):
-            result.append(
-                Quantity(metric.key, metric.title, metric.unit, "", partial(_scaled, metric))
-            )
+            summary = partial(_metric_summary, metric)
+            result.append(Quantity(metric.key, metric.title, metric.unit, "", summary))
     return result
 
 
-def _scaled(metric: metrics.Metric, row: Row) -> statistics.Summary | None:
-    return _alone(metric.scaled(row))
+def _metric_summary(metric: metrics.Metric, row: Row) -> statistics.Summary | None:
+    return _single(metric.scaled(row))
 
 
-def _alone(value: float | None) -> statistics.Summary | None:
+def _single(value: float | None) -> statistics.Summary | None:
+    """Return a number as a summary without percentiles; None for None."""
     return None if value is None else statistics.Summary(value)
 
 
 def swept(sweep: groups.Sweep) -> list[Figure]:
-    """Return a plot of each quantity for each setting that varies."""
+    """Return a plot of each quantity over each setting that varies, at the first values of the
+    other settings."""
     figures = []
     for key in (key for key, values in sweep.grid.items() if len(values) > 1):
         first = {other: values[0] for other, values in sweep.grid.items() if other != key}
         rows = [row for row in sweep.rows if first.items() <= row.header.values.items()]
         notes = [f"At {settings.words(first)}."] if first else []
-        failed = [row for row in rows if row.status != "ok"]
-        places = gathered(
-            ((row.name, row.status), settings.worded(row.header.values[key])) for row in failed
-        )
-        if places:
-            missing = [
-                f"{name} at {', '.join(values)} ({status})"
-                for (name, status), values in places.items()
-            ]
-            notes.append(f"Not drawn: {'; '.join(missing)}.")
+        notes += _not_drawn(rows, key)
+        ok = [row for row in rows if row.status == "ok"]
         for quantity in quantities():
-            summaries = [(row, quantity.summary(row)) for row in rows if row.status == "ok"]
             points = [
-                Point(row.header.values[key], summary, row) for row, summary in summaries if summary
+                Point(row.header.values[key], summary, row)
+                for row in ok
+                if (summary := quantity.summary(row))
             ]
             if points:
                 caption = " ".join(filter(None, [quantity.caption, *notes]))
-                figures.append(
-                    _over(settings.flag(key), sweep.grid[key], quantity, points, caption)
-                )
+                figures.append(_over(key, sweep.grid[key], quantity, points, caption))
     return figures
 
 
-def _over(
-    flag: str, values: Sequence[Any], quantity: Quantity, points: Sequence[Point], caption: str
-) -> Figure:
-    """Return the plot of these points: a curve for each implementation over a numeric setting, else
-    points alone."""
-    unit = quantity.unit
-    is_numeric = groups.is_numeric(values)
-    shown = float if is_numeric else settings.worded
-    data, words, cells = [], [], []
-    for name, curve in sorted(gathered((point.row.name, point) for point in points).items()):
-        numbers = [
-            f"{number(point.measured.median)} {unit} at {settings.worded(point.value)}"
-            for point in curve
-        ]
-        words.append(f"{name} {', '.join(numbers)}")
-        row = curve[0].row
-        options: Plotly = {
-            "mode": "lines+markers" if is_numeric else "markers",
-            "line": style.line(row.look),
-        }
-        if all(point.measured.p20 and point.measured.p80 for point in curve):
-            options["error_y"] = style.whiskers([point.measured for point in curve])
-        places = [(shown(point.value), point.measured.median) for point in curve]
-        hover = f"%{{x}}: %{{y:.4g}} {unit}"
-        data.append(
-            style.points(row.marked_label, places, style.marker(row.look, 11), hover, **options)
-        )
-    for point in points:
-        value = point.value if groups.is_numeric([point.value]) else None
-        cell = {
-            "implementation": Cell(point.row.label),
-            flag: Cell(settings.worded(point.value), value),
-        }
-        for part in ("median", "p20", "p80") if unit == "ms" else ("median",):
-            cell[f"{part} {unit}"] = measured(getattr(point.measured, part), point.row.results)
-        cells.append(cell)
-    title = f"{quantity.title} over {flag}"
-    key = f"sweep-{flag}-{quantity.key}"
-    layout = style.layout(420, 200, **_frame(values, flag, unit, points))
-    return Figure(
-        key,
-        title,
-        caption,
-        f"{title}: {'; '.join(words)}",
-        data,
-        layout,
-        tabulated(key, title, cells),
+def _not_drawn(rows: Rows, key: str) -> list[str]:
+    """Return a sentence on the rows that failed, with their values of the setting `key`; [] if
+    none did."""
+    failed = gathered(
+        ((row.name, row.status), settings.worded(row.header.values[key]))
+        for row in rows
+        if row.status != "ok"
     )
+    phrases = [
+        f"{name} at {', '.join(values)} ({status})" for (name, status), values in failed.items()
+    ]
+    return [f"Not drawn: {'; '.join(phrases)}."] if phrases else []
 
 
-def _frame(values: Sequence[Any], flag: str, unit: str, points: Sequence[Point]) -> Plotly:
-    """Return the axes of a plot over the setting `flag`."""
+def _over(
+    setting: str, values: Sequence[Any], quantity: Quantity, points: Sequence[Point], caption: str
+) -> Figure:
+    """Return the plot of a quantity over a setting: a curve for each implementation, or its points
+    alone where the values are not numbers. values: all that were swept, in order."""
+    flag = settings.flag(setting)
+    curves = gathered((point.row.name, point) for point in points)
+    names = sorted(curves)
+    is_numeric = groups.is_numeric(values)
+    key = f"sweep-{flag}-{quantity.key}"
+    title = f"{quantity.title} over {flag}"
+    summary = "; ".join(_curve_summary(name, curves[name], quantity.unit) for name in names)
+    data = [_curve_trace(curves[name], is_numeric, quantity.unit) for name in names]
+    layout = style.layout(420, 200, **_axes(values, flag, quantity.unit, points))
+    table = tabulated(key, title, [_point_cells(point, flag, quantity.unit) for point in points])
+    return Figure(key, title, caption, f"{title}: {summary}", data, layout, table)
+
+
+def _curve_summary(name: str, curve: Sequence[Point], unit: str) -> str:
+    """Return "k2 12.1 ms at 500, 20.3 ms at 1000"."""
+    phrases = [
+        f"{number(point.measured.median)} {unit} at {settings.worded(point.value)}"
+        for point in curve
+    ]
+    return f"{name} {', '.join(phrases)}"
+
+
+def _curve_trace(curve: Sequence[Point], is_numeric: bool, unit: str) -> Plotly:
+    """Return the trace of one implementation: markers, with whiskers where all points have
+    percentiles, and a line through them if the setting is numeric."""
+    row = curve[0].row
+    options: Plotly = {
+        "mode": "lines+markers" if is_numeric else "markers",
+        "line": style.line(row.look),
+    }
+    if all(point.measured.p20 and point.measured.p80 for point in curve):
+        options["error_y"] = style.whiskers([point.measured for point in curve])
+    shown = float if is_numeric else settings.worded
+    places = [(shown(point.value), point.measured.median) for point in curve]
+    hover = f"%{{x}}: %{{y:.4g}} {unit}"
+    return style.points(row.marked_label, places, style.marker(row.look, 11), hover, **options)
+
+
+def _point_cells(point: Point, flag: str, unit: str) -> dict[str, Cell]:
+    value = point.value if groups.is_numeric([point.value]) else None
+    cells = {
+        "implementation": Cell(point.row.label),
+        flag: Cell(settings.worded(point.value), value),
+        f"median {unit}": measured(point.measured.median, point.row.results),
+    }
+    if unit == "ms":
+        cells["p20 ms"] = measured(point.measured.p20, point.row.results)
+        cells["p80 ms"] = measured(point.measured.p80, point.row.results)
+    return cells
+
+
+def _axes(values: Sequence[Any], flag: str, unit: str, points: Sequence[Point]) -> Plotly:
+    """Return the axes of a plot over a setting: categories, numbers, or logarithms of numbers that
+    are far apart."""
     words = [settings.worded(value) for value in values]
     if not groups.is_numeric(values):
         order = {"type": "category", "categoryorder": "array", "categoryarray": words}
@@ -399,96 +414,111 @@ def _frame(values: Sequence[Any], flag: str, unit: str, points: Sequence[Point])
     return {"xaxis": style.axis(flag, type="log", **ticks), "yaxis": style.axis_of(unit, up)}
 
 
-# Over time: a lane for each loss, of the samples over the run, and of the memory within a step.
+# Over time: each loss has a lane, the first at y = 0, the next at y = -1.
 
-WIDE_LANE = 130  # pixels, of samples
-LOW_LANE = 92  # pixels, of memory
-MOST_SAMPLES = 1500  # drawn for one implementation; flagged ones are always drawn
-FARTHEST = 0.34  # of a lane, up or down; the rest is for its name
-MOST = 0.3  # of the median of its batch: what is farther from it is drawn at the edge
+WIDE_LANE = 130  # pixels of a lane of samples
+LOW_LANE = 92  # pixels of a lane of memory
+MOST_SAMPLES = 1500  # that are drawn of one implementation, besides the flagged ones
+FARTHEST = 0.34  # of a lane, up and down from its middle, is for data; the rest for its name
+MOST = 0.3  # a sample that is farther from its median, as a share of it, is drawn at the edge
+MARKS = (MOST, 0.2, 0.1, 0.05)  # shares that an axis may be marked with: the largest that fits
+
+
+class Timed(NamedTuple):
+    """Hold a timed sample.
+
+    Attributes:
+        end_s: seconds of work that was timed up to the sample's end, warm-up and the other scope
+            included
+        relative: its time over the median that it is compared with
+    """
+
+    sample: Sample
+    end_s: float
+    relative: float
 
 
 class Lane(NamedTuple):
-    """Hold the samples of a row, each with its time over the median that it is compared with.
-
-    Attributes:
-        ends: seconds of timed work up to the end of each, warm-up and the other scope included
-    """
+    """Hold a row and its timed samples, in the order taken."""
 
     row: Row
-    samples: list[Sample]
-    ends: list[float]
-    relative: list[float]
+    timed: list[Timed]
+
+    @property
+    def changes(self) -> list[float]:
+        """Return how far each sample is from its median, as a share of it."""
+        return [item.relative - 1 for item in self.timed]
 
     @property
     def seconds(self) -> float:
-        return max(self.ends)
+        return self.timed[-1].end_s
 
     @property
     def range(self) -> str:
-        return f"{_percent(min(self.relative) - 1)} to {_percent(max(self.relative) - 1)}"
+        return f"{_percent(min(self.changes))} to {_percent(max(self.changes))}"
 
 
 def _percent(change: float) -> str:
+    """Return a change as "+12%" or, with a minus sign, "\u22123%"."""
     return f"{change:+.0%}".replace("-", "\u2212") if change else "0"
 
 
 def _lane(row: Row) -> Lane | None:
-    """Return the samples beside the median of their batch; where a batch has one sample, which is
-    its median, beside the median time of a cell, padded or useful, whichever agrees more."""
-    lines = row.lines_of(Sample)
-    taken = zip(lines, accumulate(line.ms / 1e3 for line in lines))
-    timed = [(line, end) for line, end in taken if line.scope == row.scope and not line.warmup]
+    """Return the samples of a row against their medians; None where there are none.
+
+    A sample is compared with the median of its batch. If a batch has one sample, which is its own
+    median, the time for a cell is compared with the row's median of that. Cells are the padded or
+    the useful ones, whichever makes the samples agree more.
+    """
+    samples = row.lines_of(Sample)
+    ends = accumulate(sample.ms / 1e3 for sample in samples)
+    timed = [
+        (sample, end)
+        for sample, end in zip(samples, ends)
+        if sample.scope == row.scope and not sample.warmup
+    ]
     times = gathered((sample.batch, sample.ms) for sample, _ in timed)
-    batches = {batch.index: batch for batch in row.batches}
-    is_repeated = min(map(len, times.values()), default=0) > 1
-    if not is_repeated:
-        timed = [(sample, end) for sample, end in timed if sample.batch in batches]
-    if not timed:
-        return None
-    samples = [sample for sample, _ in timed]
-    ends = [end for _, end in timed]
-    if is_repeated:
+    if min(map(len, times.values()), default=0) > 1:
         medians = {batch: median(ms) for batch, ms in times.items()}
-        return Lane(row, samples, ends, [sample.ms / medians[sample.batch] for sample in samples])
-    lanes = []
-    for cells in ("padded_cells", "useful_cells"):
-        rates = [sample.ms / getattr(batches[sample.batch], cells) for sample in samples]
-        middle = median(rates)
-        lanes.append(Lane(row, samples, ends, [rate / middle for rate in rates]))
-    return min(lanes, key=lambda lane: sum(abs(value - 1) for value in lane.relative))
+        relative = [sample.ms / medians[sample.batch] for sample, _ in timed]
+    else:
+        batches = {batch.index: batch for batch in row.batches}
+        timed = [(sample, end) for sample, end in timed if sample.batch in batches]
+        if not timed:
+            return None
+        by_cells = []
+        for cells in ("padded_cells", "useful_cells"):
+            rates = [sample.ms / getattr(batches[sample.batch], cells) for sample, _ in timed]
+            middle = median(rates)
+            by_cells.append([rate / middle for rate in rates])
+        relative = min(by_cells, key=lambda values: sum(abs(value - 1) for value in values))
+    return Lane(row, [Timed(sample, end, value) for (sample, end), value in zip(timed, relative)])
 
 
 def drift(rows: Rows) -> Figure | None:
-    """Draw each sample relative to the median of its batch, or of a cell, in the order taken."""
-    lanes = [lane for lane in map(_lane, rows) if lane and len(lane.samples) > 1]
+    """Draw each sample against its median over the time of the run; return None where no row has
+    two samples."""
+    lanes = [lane for lane in map(_lane, rows) if lane and len(lane.timed) > 1]
     if not lanes:
         return None
-    farthest = max(abs(value - 1) for lane in lanes for value in lane.relative)
+    farthest = max(abs(change) for lane in lanes for change in lane.changes)
     widest = min(farthest, MOST)
-    scale = FARTHEST / max(widest, 0.05)
-    data: list[Plotly] = []
-    shapes, names = [], []
-    for index, lane in enumerate(lanes):
-        data.append(_samples(lane, index, scale))
-        shapes.append(_line(index, 0, 1))
-        for (last, end_last), (first, end_first) in pairwise(zip(lane.samples, lane.ends)):
-            if last.round != first.round:
-                end = (end_last + end_first - first.ms / 1e3) / 2 / lane.seconds
-                shapes.append(_line(index, end, end))
-        names.append(
-            f"{style.shown(lane.row.label)}  <b>{lane.range}</b>  in {number(lane.seconds, 3)} s"
-        )
-    frame = style.lanes(names, WIDE_LANE, int(WIDE_LANE * FARTHEST) + 6)
-    mark = next((step for step in (MOST, 0.2, 0.1, 0.05) if step <= widest), 0.05)
-    ticks = [
-        (-index + change * scale, _percent(change))
-        for index in range(len(lanes))
-        for change in (-mark, 0, mark)
+    scale = FARTHEST / max(widest, MARKS[-1])
+    names = [
+        f"{_headed(lane.row.label, lane.range)}  in {number(lane.seconds, 3)} s" for lane in lanes
     ]
-    heights, words = zip(*ticks)
+    frame = style.lanes(names, WIDE_LANE, int(WIDE_LANE * FARTHEST) + 6)
+    mark = next((share for share in MARKS if share <= widest), MARKS[-1])
+    heights, words = [], []
+    shapes: list[Plotly] = []
+    for index, lane in enumerate(lanes):
+        shapes += _lane_lines(lane, index)
+        for change in (-mark, 0, mark):
+            heights.append(-index + change * scale)
+            words.append(_percent(change))
     frame["yaxis"].update(showticklabels=True, tickvals=heights, ticktext=words, rangemode="normal")
     frame.update(shapes=shapes, xaxis=style.axis("of the timed work", tickformat=".0%"))
+    layout = style.layout(WIDE_LANE * len(lanes) + 90, **frame)
     caption = (
         "Each sample against the median of its batch, in the order taken; where a batch has one sample, its time for a "
         "cell against the median of all. Dashed lines part the rounds (fresh processes). A slope is drift or "
@@ -498,105 +528,110 @@ def drift(rows: Rows) -> Figure | None:
         caption += f" At the edge: farther than {MOST:.0%}."
     ranges = "; ".join(f"{lane.row.label} {lane.range}" for lane in lanes)
     summary = f"Spread of the samples around the median: {ranges}"
-    table = tabulated("samples", "Samples over time", [_cells(lane) for lane in lanes])
-    layout = style.layout(WIDE_LANE * len(lanes) + 90, **frame)
+    data = [_lane_samples(lane, index, scale) for index, lane in enumerate(lanes)]
+    table = tabulated("samples", "Samples over time", [_lane_cells(lane) for lane in lanes])
     return Figure("samples", table.title, caption, summary, data, layout, table)
 
 
-def _samples(lane: Lane, index: int, scale: float) -> Plotly:
-    """Return the samples of the lane with this index, some left out where there are too many."""
-    stride = math.ceil(len(lane.samples) / MOST_SAMPLES)
+def _lane_lines(lane: Lane, index: int) -> list[Plotly]:
+    """Return a line along the middle of a lane, and a dashed one across it between two rounds."""
+    lines = [_segment((0, 1), (-index, -index), 0.6, width=1, dash="solid")]
+    for last, first in pairwise(lane.timed):
+        if last.sample.round != first.sample.round:
+            begin_s = first.end_s - first.sample.ms / 1e3
+            between = (last.end_s + begin_s) / 2 / lane.seconds
+            across = (-index - FARTHEST, -index + FARTHEST)
+            lines.append(_segment((between, between), across, 0.6, width=1, dash="dash"))
+    return lines
+
+
+def _lane_samples(lane: Lane, index: int, scale: float) -> Plotly:
+    """Return the markers of a lane's samples, crosses for flagged ones; of very many, only each
+    n-th and the flagged ones are drawn. scale: height of a change by 100%, in lanes."""
+    stride = math.ceil(len(lane.timed) / MOST_SAMPLES)
     drawn = [
-        (sample, end / lane.seconds, value - 1)
-        for turn, (sample, end, value) in enumerate(zip(lane.samples, lane.ends, lane.relative))
-        if turn % stride == 0 or sample.is_flagged
+        item for turn, item in enumerate(lane.timed) if turn % stride == 0 or item.sample.is_flagged
     ]
-    flagged = [sample.is_flagged for sample, _, _ in drawn]
-    look: Plotly = {"opacity": 1, "color": style.color(lane.row.look)}
-    look["symbol"] = [
-        "x-thin-open" if crossed else style.symbol(lane.row.look) for crossed in flagged
-    ]
-    look["size"] = [9 if crossed else 6 for crossed in flagged]
-    look["line"] = {"width": [2 if crossed else 0.5 for crossed in flagged], "color": style.INK}
-    places = [(share, -index + min(max(change, -MOST), MOST) * scale) for _, share, change in drawn]
-    numbers = [[sample.ms, f"{change:+.1%}", sample.round] for sample, _, change in drawn]
+    places, numbers, symbols, sizes, widths = [], [], [], [], []
+    for sample, end_s, relative in drawn:
+        change = relative - 1
+        height = min(max(change, -MOST), MOST) * scale
+        places.append((end_s / lane.seconds, -index + height))
+        numbers.append([sample.ms, f"{change:+.1%}", sample.round])
+        symbols.append("x-thin-open" if sample.is_flagged else style.symbol(lane.row.look))
+        sizes.append(9 if sample.is_flagged else 6)
+        widths.append(2 if sample.is_flagged else 0.5)
+    look: Plotly = {
+        "opacity": 1,
+        "color": style.color(lane.row.look),
+        "symbol": symbols,
+        "size": sizes,
+        "line": {"width": widths, "color": style.INK},
+    }
     hover = "%{customdata[0]:.4g} ms (%{customdata[1]}), round %{customdata[2]}"
     return style.points(lane.row.label, places, look, hover, customdata=numbers)
 
 
-def _line(index: int, begin: float, end: float) -> Plotly:
-    """Return a line along the median of a lane; one across the lane where it begins and ends at
-    once."""
-    across = FARTHEST if begin == end else 0
-    look = {"width": 1, "color": style.INK, "dash": "dash" if across else "solid"}
-    ends = {"x0": begin, "x1": end, "y0": -index - across, "y1": -index + across}
-    return {"type": "line", "layer": "below", **ends, "line": look, "opacity": 0.6}
-
-
-def _cells(lane: Lane) -> dict[str, Cell]:
+def _lane_cells(lane: Lane) -> dict[str, Cell]:
     numbers = {
-        "lowest %": 100 * min(lane.relative) - 100,
-        "highest %": 100 * max(lane.relative) - 100,
-        "samples": len(lane.samples),
-        "beside other load": sum(sample.is_flagged for sample in lane.samples),
+        "lowest %": 100 * min(lane.changes),
+        "highest %": 100 * max(lane.changes),
+        "samples": len(lane.timed),
+        "beside other load": sum(item.sample.is_flagged for item in lane.timed),
     }
     cells = {title: measured(value, lane.row.results) for title, value in numbers.items()}
     return {"implementation": Cell(lane.row.label), **cells}
 
 
 def memory_within(rows: Rows) -> Figure | None:
-    """Draw the allocated memory within one step; None where no trace has memory events."""
+    """Draw the allocated memory within one step of each row; return None where no trace has memory
+    events."""
     curves = [(row, row.curve) for row in rows if row.curve]
     if not curves:
         return None
-    highest = max(curve.peak_mb for _, curve in curves) or 1.0
-    hover = "%{customdata[0]:.4g} ms: %{customdata[1]:.4g} MB"
-    data, names, cells = [], [], []
+    highest_mb = max(curve.peak_mb for _, curve in curves) or 1.0
+    data, names = [], []
     for index, (row, curve) in enumerate(curves):
-        numbers = list(zip(curve.ms, curve.mb))
-        step_ms = curve.ms[-1]
-        places = [
-            (ms / step_ms, -index + 2 * FARTHEST * mb / highest - FARTHEST) for ms, mb in numbers
-        ]
-        line = {**style.line(row.look), "dash": "solid", "shape": "hv"}
-        data.append(
-            style.points(
-                row.marked_label, places, {}, hover, mode="lines", line=line, customdata=numbers
-            )
-        )
-        peak = curve.mb.index(curve.peak_mb)
-        dot = style.marker(row.look, 10)
-        data.append(
-            style.points(row.marked_label, [places[peak]], dot, hover, customdata=[numbers[peak]])
-        )
-        words = f"at {number(curve.ms[peak], 3)} of {number(step_ms, 3)} ms"
-        names.append(f"{style.shown(row.marked_label)}  <b>{number(curve.peak_mb)} MB</b>  {words}")
-        trace = row.folder / curve.file
-        stages = ", ".join(f"{stage} {number(mb, 3)}" for stage, mb in curve.stage_mb.items())
-        cells.append(
-            {
-                "implementation": Cell(row.label),
-                "ProfilerStep": Cell(f"#{curve.step}", curve.step, trace),
-                "peak MB": measured(curve.peak_mb, trace),
-                "step ms": measured(step_ms, trace),
-                "highest MB in each stage": Cell(stages or "-"),
-            }
-        )
+        data += _curve_and_peak(row, curve, index, 2 * FARTHEST / highest_mb)
+        peak_ms = number(curve.ms[curve.mb.index(curve.peak_mb)], 3)
+        heading = _headed(row.marked_label, f"{number(curve.peak_mb)} MB")
+        names.append(f"{heading}  at {peak_ms} of {number(curve.ms[-1], 3)} ms")
     frame = style.lanes(names, LOW_LANE, int(LOW_LANE * FARTHEST) + 6)
     frame["xaxis"] = style.axis("of the step", tickformat=".0%")
+    layout = style.layout(LOW_LANE * len(curves) + 90, **frame)
     caption = (
         "What is allocated above the step's start, in the last step of the first trace, all to one scale of MB; the "
         "symbol is the peak. Profiled: times have the profiler's own cost in them."
     )
     peaks = "; ".join(f"{row.label} {number(curve.peak_mb)} megabytes" for row, curve in curves)
+    summary = f"Highest memory within a step: {peaks}"
+    cells = [_memory_cells(row, curve) for row, curve in curves]
     table = tabulated("memory-within", "Memory within a step", cells)
-    layout = style.layout(LOW_LANE * len(curves) + 90, **frame)
-    return Figure(
-        "memory-within",
-        table.title,
-        caption,
-        f"Highest memory within a step: {peaks}",
-        data,
-        layout,
-        table,
-    )
+    return Figure("memory-within", table.title, caption, summary, data, layout, table)
+
+
+def _curve_and_peak(row: Row, curve: Curve, index: int, scale: float) -> list[Plotly]:
+    """Return the curve of a lane and the marker of its peak. scale: height of 1 MB, in lanes."""
+    numbers = list(zip(curve.ms, curve.mb))
+    places = [(ms / curve.ms[-1], -index + scale * mb - FARTHEST) for ms, mb in numbers]
+    hover = "%{customdata[0]:.4g} ms: %{customdata[1]:.4g} MB"
+    line = {**style.line(row.look), "dash": "solid", "shape": "hv"}
+    options: Plotly = {"mode": "lines", "line": line, "customdata": numbers}
+    peak = curve.mb.index(curve.peak_mb)
+    dot = style.marker(row.look, 10)
+    return [
+        style.points(row.marked_label, places, {}, hover, **options),
+        style.points(row.marked_label, [places[peak]], dot, hover, customdata=[numbers[peak]]),
+    ]
+
+
+def _memory_cells(row: Row, curve: Curve) -> dict[str, Cell]:
+    trace = row.folder / curve.file
+    stages = ", ".join(f"{stage} {number(mb, 3)}" for stage, mb in curve.stage_mb.items())
+    return {
+        "implementation": Cell(row.label),
+        "ProfilerStep": Cell(f"#{curve.step}", curve.step, trace),
+        "peak MB": measured(curve.peak_mb, trace),
+        "step ms": measured(curve.ms[-1], trace),
+        "highest MB in each stage": Cell(stages or "-"),
+    }
