@@ -65,22 +65,26 @@ def parser() -> Parser:
     return result
 
 
-def main(options: Namespace) -> int:
-    log = logs.read_any(options.log, options.all_runs)
+def _text(log: logs.Log, options: Namespace) -> str:
+    """Return what is printed: the rows of the losses, then those of the tools."""
     format = options.format
     paths = options.log or [Path("log")]
-    texts = []
     if format in ("csv", "json"):
         tool_rows = [row for tool in parts.slices() for row in tool.rows(paths)]
-        texts.append(tables.exported(log, tool_rows, format))
-    else:
-        if log.all_rows and format == "table" and not options.details:
-            terminal = tables.UNKNOWN if options.output else tables.this_terminal()
-            texts.append(tables.screen(log, terminal, options.log))
-        elif log.all_rows:
-            texts.append(tables.whole(log, format, options.log))
-        texts += [text for tool in parts.slices() for text in tool.text(paths, format)]
-    text = "\n".join(filter(None, texts))
+        return tables.exported(log, tool_rows, format)
+    texts = []
+    if log.all_rows and format == "table" and not options.details:
+        terminal = tables.UNKNOWN if options.output else tables.this_terminal()
+        texts.append(tables.screen(log, terminal, options.log))
+    elif log.all_rows:
+        texts.append(tables.whole(log, format, options.log))
+    texts += [text for tool in parts.slices() for text in tool.text(paths, format)]
+    return "\n".join(filter(None, texts))
+
+
+def main(options: Namespace) -> int:
+    log = logs.read_any(options.log, options.all_runs)
+    text = _text(log, options)
     if options.output is not None:
         write_whole(another("--output"), (options.output, text))
     else:

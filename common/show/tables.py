@@ -1,6 +1,8 @@
-"""Show rows as text: on a screen the answer first, a table by kind, what did not run, correctness,
-the verdict; with --details a whole table for each configuration or sweep, with remarks below.  CSV
-and JSON: see present/text.py.
+"""Show rows as text.
+
+`screen` answers first: a short table by kind, what did not run, correctness, the verdict. `whole`
+(--details) has all columns of each configuration or sweep, with remarks below. `exported` is for
+CSV and JSON, which present/text.py writes.
 """
 
 from __future__ import annotations
@@ -36,170 +38,180 @@ from rnnt_bench.present.text import (
 
 Lines = list[str]
 FORMATS = ("table", "markdown", "csv", "json")
+#: Status of a run -> mark of its cell (a class of page.css).
 STATUS_MARKS = {"ok": "good", **dict.fromkeys(NOT_RUNNABLE, "quiet")}
 
 
 def whole(log: logs.Log, format: str = "table", folders: Sequence[Path] = ()) -> str:
-    """Return the tables of all configurations with their remarks, then those of each sweep; each
-    table has its verdict below it, but in Markdown.  folders: as of `screen`."""
-    parts: list[list[str]] = [[]]
+    """Return the whole tables of all configurations, then of each sweep, with remarks below. As
+    "markdown" they have no verdicts.
+
+    folders: where a conformance matrix may be, besides docs/.
+    """
+    with_verdict = format == "table"
+    blocks = []
     for group in log.groups:
-        parts[0].append(block(table("results", group.heading, group.rows), format))
-        if format == "table":
-            parts[0].append("\n".join(_of_group(group, UNKNOWN, folders)))
-    parts[0] += remarks(log.rows, format)
+        blocks.append(block(table("results", group.heading, group.rows), format))
+        if with_verdict:
+            blocks.append("\n".join(_group_verdict(group, UNKNOWN, folders)))
+    sections = [[*blocks, *remarks(log.rows, format)]]
     for sweep in log.sweeps:
-        swept = block(table("sweep", sweep.heading, sweep.rows, "sweep"), format)
-        answer = "\n".join(_of_sweep(sweep, UNKNOWN)) if format == "table" else ""
-        parts.append([swept, answer])
+        blocks = [block(table("sweep", sweep.heading, sweep.rows, "sweep"), format)]
+        if with_verdict:
+            blocks.append("\n".join(_sweep_verdict(sweep, UNKNOWN)))
         for values, rows in sweep.cells():
-            parts[-1] += [f"{settings.words(values)}:", *remarks(rows, format)]
-    return "\n".join("\n\n".join(filter(None, blocks)) + "\n" for blocks in parts if blocks)
+            blocks += [f"{settings.words(values)}:", *remarks(rows, format)]
+        sections.append(blocks)
+    return "\n".join("\n\n".join(filter(None, blocks)) + "\n" for blocks in sections if blocks)
 
 
 def exported(log: logs.Log, tool_rows: Sequence[Values], format: str) -> str:
-    """Return all rows as "csv" or "json", those of the losses first."""
-    _, sweeps = log.groups, log.sweeps  # the groups rank the rows
-    rows = [*log.rows, *(row for sweep in sweeps for row in sweep.rows)]
-    further = metrics.differing(rows)
+    """Return all rows as "csv" or "json": those of the losses, then `tool_rows`."""
+    _ = log.groups  # which gives each row its ratio over the fastest of its group
+    rows = [*log.rows, *(row for sweep in log.sweeps for row in sweep.rows)]
+    differing = metrics.differing(rows)
     if format == "csv":
-        return csv_text([*(metrics.plain(row, further) for row in rows), *tool_rows])
-    return json_text([*(metrics.exported(row, further) for row in rows), *tool_rows])
+        return csv_text([*(metrics.plain(row, differing) for row in rows), *tool_rows])
+    return json_text([*(metrics.exported(row, differing) for row in rows), *tool_rows])
 
 
 def table(columns: str, title: str, rows: Rows, name: str = "results") -> Table:
-    """Return the table of these rows.  columns: the table of analysis/metrics.py whose columns it
-    has, behind those of the settings that are swept."""
+    """Return a table of rows: the settings that were swept, then the metrics of `columns`, which is
+    the name of a table in analysis/metrics.py. name, title: of the new table."""
     shown = metrics.columns(columns, rows)
     keys = rows[0].header.values if rows else ()
-    lead = [
+    heads = [
         Column(settings.flag(key), is_numeric([row.header.values[key] for row in rows]))
         for key in keys
     ]
     body = []
     for row in rows:
         swept = [Cell(settings.worded(value), value) for value in row.header.values.values()]
-        body.append([*swept, *cells(row, shown)])
-    return Table(name, title, [*lead, *map(_column, shown)], body)
+        body.append([*swept, *(_cell(row, metric) for metric in shown)])
+    return Table(name, title, [*heads, *map(_column, shown)], body)
 
 
 def _column(metric: metrics.Metric) -> Column:
     return Column(metric.title, metric.numeric)
 
 
-def cells(row: Row, shown: Sequence[metrics.Metric]) -> list[Cell]:
-    result = []
-    for metric in shown:
-        words = plain(metric.shown(row))
+def _cell(row: Row, metric: metrics.Metric) -> Cell:
+    """Return what a metric shows of a row; a number links to the file that it is from."""
+    words = plain(metric.shown(row))
+    if metric.numeric:
         value = metric.value(row)
-        if metric.numeric:  # an interval, say, has its words in the CSV too
-            value = words if value is None and words != "-" else value
-            result.append(Cell(words, value, row.trace if metric.profiled else row.results))
-        else:
-            status = "bad" if words == "busy" else STATUS_MARKS.get(row.status, "bad")
-            result.append(Cell(words, mark={"label": "name", "status": status}.get(metric.key, "")))
-    return result
+        if value is None and words != "-":  # an interval, for example, is only words
+            value = words
+        return Cell(words, value, row.trace if metric.profiled else row.results)
+    if metric.key == "label":
+        return Cell(words, mark="name")
+    if metric.key == "status":
+        return Cell(words, mark="bad" if words == "busy" else STATUS_MARKS.get(row.status, "bad"))
+    return Cell(words)
 
 
 # The lines below tables: reasons and load, ratios, noise, the other clock, stages, notes.
 
 
 def remarks(rows: Rows, format: str) -> list[str]:
-    reasons = [f"{row.name}: {row.status}: {row.reason}" for row in rows if row.reason]
-    parts = [
-        [*reasons, *filter(None, [doubts.beside_load(rows)])],
+    """Return the paragraphs below a whole table: failures and load, ratios, stages, notes."""
+    failed = [f"{row.name}: {row.status}: {row.reason}" for row in rows if row.reason]
+    loaded = doubts.beside_load(rows)
+    paragraphs = [
+        [*failed, loaded] if loaded else failed,
         _ratios(rows),
         _stages(rows),
         notes(rows),
     ]
-    return [listed(lines, format) for lines in parts if lines]
-
-
-def measured_again(rows: Rows) -> str:
-    """Return a line, "8 of 18 rounds ran beside other load and were measured again (1, 3, ...)", or
-    an empty one."""
-    again = {
-        number: max(row.repeated.get(number, 0) for row in rows)
-        for row in rows
-        for number in row.repeated
-    }
-    if not again:
-        return ""
-    repetitions = sum(again.values())
-    every = repetitions + max(row.rounds for row in rows)
-    numbers = ", ".join(map(str, sorted(again)))
-    return (
-        f"{repetitions} of {every} rounds ran beside other load and were measured again ({numbers})"
-    )
+    return [listed(lines, format) for lines in paragraphs if lines]
 
 
 def _ratios(rows: Rows) -> Lines:
+    """Return a line for each ratio over the fastest, then one for each loss that drifts."""
     steps = [row.against_fastest for row in rows]
-    losses = [row.loss_against_fastest for row in rows]  # the same object for a row without a step
-    ranked = dict.fromkeys([*steps, *losses])
-    lines = [verdict.over_fastest(ratio) for ratio in ranked if ratio and not ratio.is_fastest]
+    losses = [row.loss_against_fastest for row in rows]
+    distinct = dict.fromkeys([*steps, *losses])  # a row without a step has one ratio in both lists
+    lines = [verdict.over_fastest(ratio) for ratio in distinct if ratio and not ratio.is_fastest]
     return [*lines, *drifts(rows)]
 
 
 def drifts(rows: Rows) -> Lines:
+    """Return a line for each ratio that drifts over the rounds."""
     return [verdict.drifting(ratio, drift) for ratio, drift in standing.drifts(rows)]
 
 
 def _stages(rows: Rows) -> Lines:
+    """Return "fused step: joiner 1.2 ms, loss 3.4 ms" for each row and scope; from a trace where
+    the row was not timed in stages."""
     lines = []
     for row in rows:
-        stages = [
-            (scope, row.times_of(scope).stages, "ms")
-            for scope in SCOPES
-            if row.times_of(scope).stages
-        ]
-        if not stages and row.profile.label_us:
-            stages = [("profiled", row.profile.label_us, "us")]
-        for scope, parts, unit in stages:
-            split = ", ".join(
-                f"{short(plain(name))} {number(value, 3)} {unit}" for name, value in parts.items()
-            )
-            lines.append(f"{row.name} {scope}: {split}")
+        timed = {scope: row.times_of(scope).stages for scope in SCOPES}
+        for scope, stages in timed.items():
+            if stages:
+                lines.append(f"{row.name} {scope}: {_split(stages, 'ms')}")
+        if row.profile.label_us and not any(timed.values()):
+            lines.append(f"{row.name} profiled: {_split(row.profile.label_us, 'us')}")
     return lines
 
 
+def _split(stages: Mapping[str, float], unit: str) -> str:
+    """Return "joiner 1.2 ms, loss 3.4 ms"."""
+    return ", ".join(
+        f"{short(plain(name))} {number(value, 3)} {unit}" for name, value in stages.items()
+    )
+
+
 def notes(rows: Rows) -> Lines:
-    """Return which rounds were measured again, and each note once, with the rows that have it."""
-    names_by_words = gathered(
+    """Return the notes on a table: rounds measured again, doubts with the rows that have them, runs
+    that are not shown."""
+    names_by_doubt = gathered(
         (doubt.words, row.name) for row in rows for doubt in doubts.doubts(row)
     )
     lines = [
-        f"{', '.join(dict.fromkeys(names))}: {words}" for words, names in names_by_words.items()
+        f"{', '.join(dict.fromkeys(names))}: {words}" for words, names in names_by_doubt.items()
     ]
+    lines = [measured_again(rows), *lines, stopped(rows)]
     earlier = sum(len(row.earlier) for row in rows)
-    hidden = (
-        f"{count(earlier, 'earlier run')} of the same configuration not shown (--all-runs)"
-        if earlier
-        else ""
-    )
-    return list(filter(None, [measured_again(rows), *lines, stopped(rows), hidden]))
+    if earlier:
+        runs = count(earlier, "earlier run")
+        lines.append(f"{runs} of the same configuration not shown (--all-runs)")
+    return list(filter(None, lines))
+
+
+def measured_again(rows: Rows) -> str:
+    """Return "8 of 18 rounds ran beside other load and were measured again (1, 3, ...)"; "" if none
+    was."""
+    repetitions: dict[int, int] = {}
+    for row in rows:
+        for round_number, times in row.repeated.items():
+            repetitions[round_number] = max(times, repetitions.get(round_number, 0))
+    if not repetitions:
+        return ""
+    again = sum(repetitions.values())
+    total = again + max(row.rounds for row in rows)
+    numbers = ", ".join(map(str, sorted(repetitions)))
+    return f"{again} of {total} rounds ran beside other load and were measured again ({numbers})"
 
 
 def stopped(rows: Rows) -> str:
-    """Return a line on later runs that are empty, or an empty one."""
+    """Return a line on later runs that measured nothing; "" if there are none."""
     return stopped_later([row.folder.name for newest in rows for row in newest.stopped])
 
 
 # The screen.
 
-#: Characters of a line where the width is not known.
+#: Characters of a line: where the terminal's width is not known, and at least.
 WIDTH = 100
 NARROWEST = 60
-#: Marks of cells, and words, as ANSI codes.
+#: Mark -> ANSI code: green, bold red, bold.
 COLORS = {"good": "32", "bad": "1;31", "title": "1"}
-LONGEST_NAME = 40
+LONGEST_NAME = 40  # characters of a cell
 MOST_LINES = 3  # of one remark
-MOST_FAILURES = 5
+MOST_FAILURES = 5  # that are named
 
 
 class Terminal(NamedTuple):
-    """Hold the characters of a line, and the ANSI codes of marks: none where nothing is
-    coloured."""
+    """Hold the characters of a line, and the ANSI code of each mark; {} is without colours."""
 
     width: int = WIDTH
     colors: Mapping[str, str] = {}
@@ -208,17 +220,16 @@ class Terminal(NamedTuple):
         return painted(words, mark, self.colors)
 
     def wrapped(self, text: str, most: int | None = MOST_LINES) -> Lines:
-        """Return the lines of a remark, all but the first indented; "..." ends the last of
-        `most`."""
+        """Return a remark as lines that fit, at most `most` of them (see the function)."""
         return wrapped(text, self.width, "  ", most)
 
 
-#: The terminal where nothing is known of it, or there is none.
+#: Stands for a file, or a terminal of which nothing is known.
 UNKNOWN = Terminal()
 
 
 def this_terminal() -> Terminal:
-    """Return the terminal as it is; NO_COLOR (no-color.org) and a dumb one have no colors."""
+    """Return the terminal of stdout. It has no colours with NO_COLOR (no-color.org) or if dumb."""
     if not sys.stdout.isatty():
         return UNKNOWN
     in_color = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -227,20 +238,23 @@ def this_terminal() -> Terminal:
 
 
 def screen(log: logs.Log, terminal: Terminal = UNKNOWN, folders: Sequence[Path] = ()) -> str:
-    """Return what log folders have in lines that fit: runs and sweeps. folders: where a conformance
-    matrix may be, besides docs/."""
-    parts: list[Lines] = []
+    """Return the losses and sweeps of a log, each with its verdict, in lines that fit.
+
+    folders: where a conformance matrix may be, besides docs/.
+    """
+    blocks: list[Lines] = []
     for group in log.groups:
-        parts += _blocks("answer", group.heading, group.rows, terminal)
-        parts.append(_of_group(group, terminal, folders))
-    sections = [parts]
+        blocks += _blocks("answer", group.heading, group.rows, terminal)
+        blocks.append(_group_verdict(group, terminal, folders))
+    sections = [blocks]
     for sweep in log.sweeps:
         blocks = _blocks("answer-sweep", sweep.heading, sweep.rows, terminal)
-        sections.append([*blocks, _of_sweep(sweep, terminal)])
+        sections.append([*blocks, _sweep_verdict(sweep, terminal)])
     return "\n".join(spaced(blocks) for blocks in sections if blocks)
 
 
 def _blocks(columns: str, heading: str, rows: Rows, terminal: Terminal) -> list[Lines]:
+    """Return the blocks above a verdict: heading, table, what is to know of its rows, load."""
     measured = [row for row in rows if row.is_measured]
     return [
         wrapped(heading, terminal.width),
@@ -254,39 +268,43 @@ def _blocks(columns: str, heading: str, rows: Rows, terminal: Terminal) -> list[
 
 
 def fitting(name: str, rows: Rows, terminal: Terminal) -> Lines:
-    """Return the lines of a table, grouped by cell and kind, with as many columns as there is room
-    for."""
-    every = metrics.columns(name, rows)
+    """Return the lines of the table `name` of analysis/metrics.py, grouped by kind, with as many
+    columns as the terminal has room for."""
+    columns = metrics.columns(name, rows)
     titles = [
         ", ".join(filter(None, [settings.words(row.header.values), kind_title(row)]))
         for row in rows
     ]
     shown: list[metrics.Metric] = []
     lines: Lines = []
-    for metric in sorted(every, key=lambda metric: metric.room):
-        tried = [column for column in every if column in shown or column is metric]
-        body = [[_marked(row, *pair) for pair in zip(tried, cells(row, tried))] for row in rows]
-        fits = Table(name, "", list(map(_column, tried)), body)
-        if not shown or max(map(len, aligned(fits, LONGEST_NAME).splitlines())) <= terminal.width:
+    for metric in sorted(columns, key=lambda metric: metric.room):
+        tried = [column for column in columns if column in shown or column is metric]
+        body = [[_screen_cell(row, column) for column in tried] for row in rows]
+        tried_table = Table(name, "", list(map(_column, tried)), body)
+        plain_lines = aligned(tried_table, LONGEST_NAME).splitlines()
+        if not shown or max(map(len, plain_lines)) <= terminal.width:
             shown = tried
-            lines = aligned(
-                fits._replace(groups=titles), LONGEST_NAME, terminal.colors
-            ).splitlines()
+            grouped = tried_table._replace(groups=titles)
+            lines = aligned(grouped, LONGEST_NAME, terminal.colors).splitlines()
     return lines
 
 
-def _marked(row: Row, metric: metrics.Metric, cell: Cell) -> Cell:
-    return cell._replace(
-        mark={"status": cell.mark, "verdict": "good" if row.is_fastest else ""}.get(metric.key, "")
-    )
+def _screen_cell(row: Row, metric: metrics.Metric) -> Cell:
+    """Return a cell of which only a status and the verdict of the fastest are coloured."""
+    cell = _cell(row, metric)
+    if metric.key == "verdict":
+        return cell._replace(mark="good" if row.is_fastest else "")
+    return cell if metric.key == "status" else cell._replace(mark="")
 
 
-# Below it.
+# Below the table.
 
 
 def wrapped(text: str, width: int, indent: str = "", most: int | None = None) -> Lines:
-    """Return lines of at most `width` characters, all but the first indented; "..." ends the last
-    of `most`."""
+    """Return lines of at most `width` characters, with `indent` before all but the first.
+
+    most: number of lines; "..." ends the last where more would be needed. None is no limit.
+    """
     lines = wrap(plain(text), width, subsequent_indent=indent, break_on_hyphens=False) or [""]
     if most is not None and len(lines) > most:
         lines = [*lines[: most - 1], f"{lines[most - 1][: width - 4].rstrip()} ..."]
@@ -294,6 +312,7 @@ def wrapped(text: str, width: int, indent: str = "", most: int | None = None) ->
 
 
 def failures(rows: Rows, terminal: Terminal) -> Lines:
+    """Return lines on the first rows that failed, each with its reason, and the number of others."""
     failed = [row for row in rows if row.status not in ("ok", *NOT_RUNNABLE)]
     lines: Lines = []
     for row in failed[:MOST_FAILURES]:
@@ -301,67 +320,71 @@ def failures(rows: Rows, terminal: Terminal) -> Lines:
         first, *further = terminal.wrapped(reason, MOST_LINES + 1)
         lines += [terminal.painted(first, "bad"), *further]
     others = len(failed) - MOST_FAILURES
-    return lines + ([f"and {others} more (--details)"] if others > 0 else [])
+    if others > 0:
+        lines.append(f"and {others} more (--details)")
+    return lines
 
 
 def absent(rows: Rows, terminal: Terminal) -> Lines:
-    names_by_way = gathered(
-        (_obtained(row), row.name) for row in rows if row.status in NOT_RUNNABLE
-    )
-    ways = "; ".join(f"{', '.join(names)} ({way})" for way, names in names_by_way.items())
-    return terminal.wrapped(f"did not run: {ways}") if ways else []
+    """Return "did not run: k2, fast_rnnt (make setup-k2); ..." in lines; [] if all could run."""
+    names_by_need = gathered((_need(row), row.name) for row in rows if row.status in NOT_RUNNABLE)
+    needs = "; ".join(f"{', '.join(names)} ({need})" for need, names in names_by_need.items())
+    return terminal.wrapped(f"did not run: {needs}") if needs else []
 
 
-def _obtained(row: Row) -> str:
-    """Return in a few words what a row that cannot run needs."""
-    reason = re.sub(r"^[a-z]+(-[\w-]+)?: ", "", row.reason)
-    if python := re.match(r"needs Python [0-9.]+( or [0-9.]+)*", reason):
+def _need(row: Row) -> str:
+    """Return in a few words what a row that could not run needs: a Python, a device, a command."""
+    reason = re.sub(r"^[a-z]+(-[\w-]+)?: ", "", row.reason)  # "k2-pruned: needs Python 3.10"
+    python = re.match(r"needs Python [0-9.]+( or [0-9.]+)*", reason)
+    if python:
         return python[0]  # no set-up brings another Python
     if row.status == "unsupported" or "@" in row.name:
         device = re.search(r"; it runs on ([a-z ]+)", reason)
-        return (
-            f"needs {device[1].strip().upper()}" if device else reason.removeprefix(f"{row.name} ")
-        )
-    if set_up := re.search(r"`(make setup[^`]*)`", reason):
+        if device:
+            return f"needs {device[1].strip().upper()}"
+        return reason.removeprefix(f"{row.name} ")
+    set_up = re.search(r"`(make setup[^`]*)`", reason)
+    if set_up:
         return set_up[1]
     return f"manual install, see {command('list')}" if "install" in reason else reason
 
 
 def correctness(rows: Rows, terminal: Terminal) -> Lines:
-    """Return lines on the rows that agree with the oracle; the other judged rows are failures."""
+    """Return lines on the rows that agree with the oracle, [] for none; rows that do not agree are
+    failures."""
     right = [row for row in rows if None not in row.errors and row.status == "ok"]
     if not right:
         return []
-    loss = error(max(row.errors.loss or 0 for row in right))
-    gradients = error(max(row.errors.gradient or 0 for row in right))
-    where = (
-        "at the measured size"
-        if all(row.checked.at_size for row in right)
-        else "at the size that was judged"
+    losses, gradients = zip(*([value or 0 for value in row.errors] for row in right))
+    at_size = all(row.checked.at_size for row in right)
+    sentence = (
+        f"correct: {count(len(right), 'row')}, loss within {error(max(losses))} and gradients "
+        f"within {error(max(gradients))} of the float64 oracle's "
+        f"{'at the measured size' if at_size else 'at the size that was judged'}"
     )
-    words = f"correct: {count(len(right), 'row')}, loss within {loss} and gradients within {gradients} of the float64 "
-    words += f"oracle's {where}"
-    errors_by_name = gathered((row.name, row.errors.gradient or 0) for row in right)
+    gradients_by_name = gathered((row.name, value) for row, value in zip(right, gradients))
     limit = doubts.MARKED_ERROR
     above = [
-        f"{name} {error(max(errors))}"
-        for name, errors in errors_by_name.items()
-        if max(errors) > limit
+        f"{name} {error(max(values))}"
+        for name, values in gradients_by_name.items()
+        if max(values) > limit
     ]
     if above:
-        words += f"; gradients above {limit:.0e}: {', '.join(above)}"
+        sentence += f"; gradients above {limit:.0e}: {', '.join(above)}"
     imprecise = dict.fromkeys(row.name for row in right if "imprecise" in doubts.kinds(row))
     if imprecise:
-        words += f"; imprecise: {', '.join(imprecise)}"
-    return terminal.wrapped(words, None)
+        sentence += f"; imprecise: {', '.join(imprecise)}"
+    return terminal.wrapped(sentence, None)
 
 
 def load(rows: Rows, terminal: Terminal) -> Lines:
+    """Return lines on other load and drift, in red, on rounds measured again, on stopped runs."""
     lines: Lines = []
-    for line in filter(None, [doubts.beside_load(rows), *drifts(rows)]):
-        lines += [terminal.painted(part, "bad") for part in terminal.wrapped(line, MOST_LINES + 1)]
-    for line in filter(None, [measured_again(rows), stopped(rows)]):
-        lines += terminal.wrapped(line)
+    for warning in filter(None, [doubts.beside_load(rows), *drifts(rows)]):
+        parts = terminal.wrapped(warning, MOST_LINES + 1)
+        lines += [terminal.painted(part, "bad") for part in parts]
+    for remark in filter(None, [measured_again(rows), stopped(rows)]):
+        lines += terminal.wrapped(remark)
     return lines
 
 
@@ -369,29 +392,33 @@ def load(rows: Rows, terminal: Terminal) -> Lines:
 
 
 def verdict_lines(answers: Mapping[str, str], terminal: Terminal, title: str = "") -> Lines:
-    """Return VERDICT, the line `title`, and a line for each question with aligned answers."""
-    room = max(map(len, answers), default=0) + 4
-    lines = (
-        [terminal.painted(line, "title") for line in terminal.wrapped(title, None)] if title else []
-    )
+    """Return VERDICT, the title, and a line for each question with its answer, aligned; [] if there
+    is nothing to say."""
+    if not answers and not title:
+        return []
+    lines = ["VERDICT", *(terminal.wrapped(title, None) if title else [])]
+    lines = [terminal.painted(line, "title") for line in lines]
+    room = max(map(len, answers), default=0) + 4  # of a question: its indent, a colon, a space
     for question, answer in answers.items():
         first, *others = wrapped(answer, terminal.width - room, most=2 * MOST_LINES)
         lines += [f"  {question}:".ljust(room) + first, *(" " * room + line for line in others)]
-    return [terminal.painted("VERDICT", "title"), *lines] if lines else []
+    return lines
 
 
-def _of_sweep(sweep: Sweep, terminal: Terminal) -> Lines:
-    """Return the lines of the verdict on a sweep: the fastest exact loss of each combination."""
-    answers = {
-        settings.words(values): in_words(verdict.answer(pick, verdict.time_of(pick.scope)))
-        for values, rows in sweep.cells()
-        if (pick := verdict.fastest(rows))
-    }
+def _sweep_verdict(sweep: Sweep, terminal: Terminal) -> Lines:
+    """Return the verdict on a sweep: the fastest exact loss of each combination of settings."""
+    answers = {}
+    for values, rows in sweep.cells():
+        fastest = verdict.fastest(rows)
+        if fastest:
+            answer = verdict.answer(fastest, verdict.time_of(fastest.scope))
+            answers[settings.words(values)] = in_words(answer)
     return verdict_lines(answers, terminal, "The fastest exact loss") if answers else []
 
 
-def _of_group(group: Group, terminal: Terminal, folders: Sequence[Path]) -> Lines:
-    """Return the lines of the verdict on a group."""
+def _group_verdict(group: Group, terminal: Terminal, folders: Sequence[Path]) -> Lines:
+    """Return the verdict on a configuration: its fastest and smallest exact losses, from given
+    logits too, an approximation, and what to beware of."""
     answers: dict[str, verdict.Words] = {}
     fastest, logits, smallest, approximate = verdict.picks(group.rows, folders)
     if fastest:
@@ -401,8 +428,8 @@ def _of_group(group: Group, terminal: Terminal, folders: Sequence[Path]) -> Line
             answers["torch's products"] = [products]
         since = verdict.since(fastest.row, group.rows, fastest.scope)
         if since and not fastest.withheld:
-            question, words = since
-            answers[question] = [words]
+            day, change = since
+            answers[day] = [change]
     if logits and logits.step:
         answers["given logits"] = verdict.logits_words(logits)
     if smallest:
@@ -410,7 +437,8 @@ def _of_group(group: Group, terminal: Terminal, folders: Sequence[Path]) -> Line
     if approximate:
         answers["approximate"] = verdict.approximate(approximate)
     if fastest and not fastest.withheld:
-        question, words = verdict.cautions(fastest)
-        answers[question] = [words]
+        question, cautions = verdict.cautions(fastest)
+        answers[question] = [cautions]
     title = verdict.headline(fastest, smallest) if fastest else ""
-    return verdict_lines({key: in_words(words) for key, words in answers.items()}, terminal, title)
+    texts = {question: in_words(answer) for question, answer in answers.items()}
+    return verdict_lines(texts, terminal, title)

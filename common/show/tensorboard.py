@@ -1,9 +1,9 @@
 """Write log folders as ordinary TensorBoard scalars, which need no plugin and no internet: the
 command `tensorboard`.
 
-It runs in the viewer environment.  Each run folder gets one event file: every timed sample at the
-step of its number, the numbers of its row at step 0, the profiled numbers by window at steps 1, 2,
-...
+It runs in the viewer environment. Each run folder gets one event file. TensorBoard's step is the
+number of a sample for its time, the number of a window for what the profiler measured, both from 1,
+and 0 for all numbers of a whole run.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from rnnt_bench.analysis import logs, metrics
 from rnnt_bench.analysis.row import SCOPES, Row
@@ -26,7 +26,7 @@ from rnnt_bench.core.files import not_a_folder
 from rnnt_bench.core.text import plain
 from rnnt_bench.setup import interpreters
 
-SUFFIX = ".suite"  # of our event files, so that no other is touched
+SUFFIX = ".suite"  # ends the names of our event files, so that no other file is replaced
 NOTES = (
     "The PyTorch Profiler tab is torch-tb-profiler: no longer maintained (removed from pytorch/kineto in 2026), and "
     "its charts load from the internet.",
@@ -35,43 +35,47 @@ NOTES = (
 )
 
 
-def scalars(row: Row, prefix: str = "") -> Iterator[tuple[int, str, float]]:
-    """Yield (step, tag, value) of a row.  prefix: tells the rows of one folder apart."""
-    values: list[tuple[int, str, float | None]] = [
-        (0, tag, value) for tag, value in metrics.scalars(row).items()
-    ]
+class Scalar(NamedTuple):
+    """Hold a number as TensorBoard draws it: the curves are named by their tags, "group/name"."""
+
+    step: int
+    tag: str
+    value: float | None
+
+
+def scalars(row: Row) -> list[Scalar]:
+    """Return the numbers of a row that are known."""
+    result = [Scalar(0, tag, value) for tag, value in metrics.scalars(row).items()]
     for scope in SCOPES:
         samples = enumerate(row.samples_of(scope), start=1)
-        values += [(step, f"1_time/{scope}_ms", sample.ms) for step, sample in samples]
+        result += [Scalar(step, f"1_time/{scope}_ms", sample.ms) for step, sample in samples]
     for step, window in enumerate(row.profile.windows, start=1):
-        values.append((step, "4_profiled/step_us", window.average_step_time_us))
-        values.append((step, "4_profiled/peak_memory_mb", window.peak_memory_mb))
-    yield from ((step, prefix + tag, number) for step, tag, number in values if number is not None)
+        result.append(Scalar(step, "4_profiled/step_us", window.average_step_time_us))
+        result.append(Scalar(step, "4_profiled/peak_memory_mb", window.peak_memory_mb))
+    return [scalar for scalar in result if scalar.value is not None]
 
 
 def write_run(folder: Path) -> None:
-    """Write the event file of a run folder, whole or not at all, in the place of an earlier one.
-
-    Raises UserError where nothing can be read."""
+    """Write the event file of a run folder, whole or not at all; it replaces an earlier one. Raises
+    UserError where nothing can be read."""
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     rows = [row for row in logs.rows([folder], all_runs=True) if row.folder == folder]
     if rows and all(row.unreadable for row in rows):
         raise UserError(rows[0].reason)
-    wall_time = folder.stat().st_mtime
-    with suppress(ValueError, OverflowError):
-        wall_time = datetime.fromisoformat(
-            (rows[0].header.started if rows else None) or ""
-        ).timestamp()
+    wall_time = folder.stat().st_mtime  # of a trace without records, which tell the start
+    if rows:
+        with suppress(ValueError, OverflowError):
+            wall_time = datetime.fromisoformat(rows[0].header.started).timestamp()
     earlier = list(folder.glob(f"events.out.tfevents.*{SUFFIX}"))
     with tempfile.TemporaryDirectory(dir=folder, prefix=".events-") as scratch:
         writer = EventFileWriter(scratch, filename_suffix=SUFFIX)
         for row in rows:
-            for step, tag, number in scalars(row, "" if len(rows) == 1 else f"{plain(row.name)}/"):
-                summary = summary_pb2.Summary(
-                    value=[summary_pb2.Summary.Value(tag=tag, simple_value=number)]
-                )
+            prefix = "" if len(rows) == 1 else f"{plain(row.name)}/"
+            for step, tag, number in scalars(row):
+                value = summary_pb2.Summary.Value(tag=prefix + tag, simple_value=number)
+                summary = summary_pb2.Summary(value=[value])
                 writer.add_event(event_pb2.Event(wall_time=wall_time, step=step, summary=summary))
         writer.close()
         for path in earlier:
@@ -91,7 +95,8 @@ def parser() -> Parser:
 def main(options: Namespace) -> int:
     interpreters.need("tensorboard", "viewer")
     log_dir = options.log_dir
-    if problem := not_a_folder(log_dir):
+    problem = not_a_folder(log_dir)
+    if problem:
         raise UserError(
             f"{log_dir}: {problem}; run `{command('run')}` first, or name one with LOGDIR=..."
         )

