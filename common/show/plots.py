@@ -75,7 +75,11 @@ def _dot(row: Row, fastest: Row, scope: str) -> Dot | None:
     if row is fastest:
         return Dot(row.marked_label, row.look, 1.0, verdict="fastest", source=row.results)
     against = row.against_fastest
-    if against is None or row.trains_exact_model != fastest.trains_exact_model or row.other_torch != fastest.other_torch:
+    if (
+        against is None
+        or row.trains_exact_model != fastest.trains_exact_model
+        or row.other_torch != fastest.other_torch
+    ):
         return None
     word = metrics.METRICS["verdict"].shown(row)
     if against.baseline is not fastest or against.scope != scope:  # ranked within another kind

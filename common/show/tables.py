@@ -355,7 +355,8 @@ def correctness(rows: Rows, terminal: Terminal) -> Lines:
     right = [row for row in rows if None not in row.errors and row.status == "ok"]
     if not right:
         return []
-    losses, gradients = zip(*([value or 0 for value in row.errors] for row in right))
+    losses = [row.errors.loss or 0 for row in right]
+    gradients = [row.errors.gradient or 0 for row in right]
     at_size = all(row.checked.at_size for row in right)
     sentence = (
         f"correct: {count(len(right), 'row')}, loss within {error(max(losses))} and gradients "
