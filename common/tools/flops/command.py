@@ -1,5 +1,6 @@
-"""The command `flops`: from flags to a count and its table.  A model is counted in a process of its
-own."""
+"""The command `flops`: from flags to a count and its table.
+
+The model is counted in a process of its own, since this one has no torch."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import argparse
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from rnnt_bench.cli.parser import add_setting
 from rnnt_bench.core import errors, flag_types, settings
@@ -31,9 +33,9 @@ EXAMPLES = """examples:
 
 Exit code: 0; 2 for bad usage, a model that cannot be made or does not take its input, or with --strict an operator
 without a rule."""
-#: Samples of --pseudo-input without a number, ten seconds, and with --preset quick, a second.
+#: Samples of --pseudo-input without a number: ten seconds; with --preset quick a second.
 PSEUDO_SAMPLES, QUICK_SAMPLES = 160000, 16000
-#: Flags that say how a count is shown or carried out, and not what is counted.
+#: Flags that say how a count is carried out or shown, not what is counted.
 PRESENTATION = (
     "by",
     "depth",
@@ -46,7 +48,7 @@ PRESENTATION = (
     "strict",
     "timeout",
 )
-#: Names below the model of the modules that a table shows, and of more than there are.
+#: Default of --depth for a table, and more names than the path of a module has.
 DEPTH, ALL = 2, 10**6
 
 
@@ -141,11 +143,12 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace, executor: session.Executor | None = None) -> int:
+    """Count the operations of a model; return the exit code."""
     has_input = arguments.input_shape or arguments.audio or arguments.pseudo_input
-    commands.set_quick(
-        arguments, {"device": "meta", **({} if has_input else {"pseudo_input": QUICK_SAMPLES})}
-    )
-    arguments.device = arguments.device or "cpu"
+    quick: dict[str, Any] = {"device": "meta"}
+    if not has_input:
+        quick["pseudo_input"] = QUICK_SAMPLES
+    commands.set_quick(arguments, quick, {"device": "cpu"})
     if not (has_input or arguments.preset):
         raise errors.UserError("give --input-shape, --audio or --pseudo-input")
     if arguments.audio and arguments.pseudo_input:
@@ -153,29 +156,30 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     if not arguments.pseudo_input:
         words = "is of --pseudo-input; give that, or the size in --input-shape"
         refuse(parser(), arguments, ("batch_size",), words)
-    numbers = arguments.format in ("csv", "json")
-    if arguments.depth is None and not numbers:
+    is_table = arguments.format not in ("csv", "json")
+    if arguments.depth is None and is_table:
         arguments.depth = DEPTH
-    values = {
-        key: str(value) if isinstance(value, Path) else value
-        for key, value in vars(arguments).items()
+    flags = {
+        flag: str(value) if isinstance(value, Path) else value
+        for flag, value in vars(arguments).items()
     }
-    flags = {key: value for key, value in values.items() if key not in PRESENTATION}
-    rate = arguments.sample_rate
-    config = show.Config(flags=flags, by=arguments.by, depth=arguments.depth, sample_rate=rate)
-    task = job.Task(
-        show.JOB,
-        "flops",
-        {"flags": values, "current": str(Path.cwd())},
-        python=interpreters.with_torch(),
+    config = show.Config(
+        flags={flag: value for flag, value in flags.items() if flag not in PRESENTATION},
+        by=arguments.by,
+        depth=arguments.depth,
+        sample_rate=arguments.sample_rate,
     )
+    request = {"flags": flags, "current": str(Path.cwd())}
+    task = job.Task(show.JOB, "flops", request, python=interpreters.with_torch())
 
     def answer(run: kept.Kept) -> kept.Answer:
-        shown = show.answer(run)
-        for line in shown.lines if numbers else ():
+        """Return the answer; print what is not counted where the format has no room for it."""
+        result = show.answer(run)
+        for line in () if is_table else result.lines:
             print(f"warning: {line}", file=sys.stderr)
-        return shown
+        return result
 
+    # "package.module:name" and "hf:owner/name" name a folder as "package.module-name" and "name".
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(arguments.model).name).strip("-.") or "model"
     resolved = settings.resolve({}, "cpu")
     return commands.measured(

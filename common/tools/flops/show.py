@@ -1,8 +1,9 @@
-"""Tells from the records of a count how many operations a model takes, by module, by class of
+"""Answer from the records of a count how many operations a model takes: by module, by class of
 module or by operator."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rnnt_bench.records import schema
@@ -21,8 +22,13 @@ BREAKDOWNS = ("module", "class", "operator")
 
 
 class Config(msgspec.Struct, kw_only=True):
-    """Hold what a count was asked: the flags that say what is counted, those of a table, and the
-    input's rate."""
+    """Hold the flags that say what is counted, and those of the table.
+
+    Attributes:
+        by: one of BREAKDOWNS
+        depth: names of a module's path that the table shows; None for all
+        sample_rate: samples a second of the input
+    """
 
     flags: schema.Record
     by: str
@@ -31,7 +37,8 @@ class Config(msgspec.Struct, kw_only=True):
 
 
 class Module(msgspec.Struct, kw_only=True):
-    """A module of a counted model: its path ("" of the model), and its own parameters."""
+    """Hold a module of a counted model: its path ("" of the model), class, calls, and numbers of
+    its own parameters."""
 
     path: str
     kind: str = msgspec.field(name="class")
@@ -41,7 +48,8 @@ class Module(msgspec.Struct, kw_only=True):
 
 
 class Operator(msgspec.Struct, kw_only=True):
-    """Operations of one operator within one module, forward or backward, in all runs."""
+    """Hold the operations of one operator within one module, in the forward or backward of all
+    runs."""
 
     path: str
     operator: str
@@ -51,9 +59,9 @@ class Operator(msgspec.Struct, kw_only=True):
     flops: schema.Count
 
 
-class Spoken(msgspec.Struct, kw_only=True):
-    """A row of utterances of similar length: their number, seconds, operations, and MACs for a
-    second of audio."""
+class BucketRow(msgspec.Struct, kw_only=True):
+    """Hold a row of the table of buckets: the sums of a bucket, and the MACs for a second of audio,
+    with the least and the most of an utterance."""
 
     bucket: str
     utterances: int
@@ -74,10 +82,11 @@ class Bucket(msgspec.Struct, kw_only=True):
     macs: list[float]
     flops: schema.Count
 
-    def row(self, sample_rate: int) -> Spoken:
+    def row(self, sample_rate: int) -> BucketRow:
+        """Return the row of the table; sample_rate: samples a second."""
         seconds = [samples / sample_rate for samples in self.samples]
         rates = [macs / length for macs, length in zip(self.macs, seconds)]
-        return Spoken(
+        return BucketRow(
             bucket=self.name,
             utterances=len(seconds),
             shortest_s=min(seconds),
@@ -91,8 +100,8 @@ class Bucket(msgspec.Struct, kw_only=True):
 
 
 class Counted(msgspec.Struct, kw_only=True):
-    """Hold a count: utterances where the input is audio, modules and operators, and what was not
-    counted in words."""
+    """Hold a count: buckets of utterances ([] where the input is no audio), modules, operators, and
+    a sentence for each thing that was not counted."""
 
     buckets: list[Bucket]
     modules: list[Module]
@@ -101,13 +110,13 @@ class Counted(msgspec.Struct, kw_only=True):
 
 
 class Part(msgspec.Struct, kw_only=True):
-    """A row of a part of a model, or of the total.
+    """Hold a row of the table: a part of a model, or the total.
 
     Attributes:
-        name: of a class or operator, or the path of a module
+        name: path of a module, or name of a class or operator
         kind: class of a module
         trainable, frozen: numbers of parameters
-        macs, flops: forward and backward, in all runs
+        macs, flops: operations of forward and backward, in all runs
         macs_share, flops_share: None where the total is 0
     """
 
@@ -124,7 +133,7 @@ class Part(msgspec.Struct, kw_only=True):
     flops_share: float | None = None
 
     def add(self, entry: Module | Operator) -> None:
-        """Add a module's parameters, or operations, without calls."""
+        """Add the parameters of a module, or the operations of an operator."""
         if isinstance(entry, Module):
             self.trainable += entry.trainable
             self.frozen += entry.frozen
@@ -137,53 +146,67 @@ class Part(msgspec.Struct, kw_only=True):
 
 
 def parts_of(counted: Counted, by: str = "module", depth: int | None = None) -> list[Part]:
-    """Return the parts by one of BREAKDOWNS, and the total at the end.  Modules, each with all
-    below it, go down to `depth` names below the model, in its order, then paths that are no module;
-    others begin with the largest."""
+    """Return the rows of the parts of a model by one of BREAKDOWNS, and the total last.
+
+    A module has its own operations and all below it.  Modules come in the order of the model, down
+    to `depth` names below it, then operators outside of it; classes and operators begin with the
+    largest."""
     kinds = {module.path: module.kind for module in counted.modules}
     parts: dict[str, Part] = {}
-    for module in counted.modules if by == "module" else ():
-        if depth is None or len(_above(module.path)) - 1 <= depth:
-            parts[module.path] = Part(name=module.path, kind=module.kind, calls=module.calls)
-    total = Part(name="total", calls=sum(operator.calls for operator in counted.counts))
+    calls: Counter[str] = Counter()
+    for module in counted.modules:
+        if by == "class":
+            calls[module.kind] += module.calls
+        elif by == "module" and (depth is None or len(_names(module.path)) <= depth):
+            parts[module.path] = Part(name=module.path, kind=module.kind)
+            calls[module.path] = module.calls
+    total = Part(name="total")
+    for operator in counted.counts:
+        total.calls += operator.calls
+        if by == "operator":
+            calls[operator.operator] += operator.calls
     entries: list[Module | Operator] = [*counted.modules, *counted.counts]
     for entry in entries:
+        total.add(entry)
         if by == "class":
             names = [kinds.get(entry.path, entry.path)]
         elif by == "operator":
             names = [entry.operator] if isinstance(entry, Operator) else []
-        else:  # a path in parentheses is outside of the model
-            above = [
-                path
-                for path in _above(entry.path)
-                if path in parts and (path or not entry.path.startswith("("))
-            ]
-            names = above or [entry.path]
-        total.add(entry)
+        else:
+            names = [path for path in _above(entry.path) if path in parts] or [entry.path]
         for name in names:
-            part = parts.setdefault(name, Part(name=name))
-            part.add(entry)
-            if by == ("operator" if isinstance(entry, Operator) else "class"):
-                part.calls += entry.calls
+            parts.setdefault(name, Part(name=name)).add(entry)
     rows = [*parts.values()]
     if by != "module":
         rows.sort(key=lambda part: (-part.flops, -part.macs, part.name))
-    for part in [*rows, total]:
+    for part in rows:
+        part.calls = calls[part.name]
+    rows.append(total)
+    for part in rows:
         part.macs_share = part.macs / total.macs if total.macs else None
         part.flops_share = part.flops / total.flops if total.flops else None
-    return [*rows, total]
+    return rows
 
 
 def _above(path: str) -> list[str]:
-    """Return the paths of the modules that a module lies in, the model's "" first, and its own."""
-    names = path.split(".") if path else []
-    return [".".join(names[:count]) for count in range(len(names) + 1)]
+    """Return the paths of the modules around a module, the outermost first, and its own:
+    ["", "encoder", "encoder.embed"].  The model "" is not around a path in parentheses."""
+    names = _names(path)
+    paths = [".".join(names[:count]) for count in range(1, len(names) + 1)]
+    return paths if path.startswith("(") else ["", *paths]
 
 
-def _amount(key: str, title: str = "", unit: str = "") -> Metric:
+def _names(path: str) -> list[str]:
+    """Return the names in the path of a module; [] for the model itself."""
+    return path.split(".") if path else []
+
+
+def _amount(key: str, title: str, unit: str = "") -> Metric:
+    """Return a metric that is shown with a prefix: "94.7 M"."""
     return metric(key, title, lambda value: quantity(value, unit), unit=unit)
 
 
+#: Columns of the table of parts.
 NUMBERS = (
     _amount("calls", "calls"),
     _amount("trainable", "trainable"),
@@ -195,6 +218,7 @@ NUMBERS = (
     _amount("backward_macs", "backward MACs", "MACs"),
     _amount("backward_flops", "backward FLOPs", "FLOPs"),
 )
+#: Columns of the table of buckets.
 BUCKETS = (
     metric("utterances", "utterances"),
     metric("shortest_s", "shortest s", "{:.2f}".format, unit="s"),
@@ -208,49 +232,63 @@ BUCKETS = (
 
 
 def parts_table(parts: Sequence[Part], by: str) -> Table:
-    """Return a row for each part, the total last; a column for what is there: the backward, frozen
-    parameters."""
+    """Return the table of the parts, the total last; without columns of the backward or of frozen
+    parameters where there are none."""
+    total = parts[-1]
     absent = {
-        key for key in ("frozen", "backward_macs", "backward_flops") if not getattr(parts[-1], key)
+        key for key in ("frozen", "backward_macs", "backward_flops") if not getattr(total, key)
     }
-    absent |= {"trainable", "frozen"} if by == "operator" else set()
+    if by == "operator":
+        absent |= {"trainable", "frozen"}
     shown = [number for number in NUMBERS if number.key not in absent]
     rows = []
     for part in parts:
         kind = {"class": Cell(part.kind, part.kind)} if by == "module" else {}
         rows.append({by: Cell(part.name or "(model)", part.name), **kind, **cells(shown, part)})
-    return tabulated(by, f"by {by}" + (", each with all below it" if by == "module" else ""), rows)
+    title = "by module, each with all below it" if by == "module" else f"by {by}"
+    return tabulated(by, title, rows)
+
+
+def bucket_rows(buckets: Sequence[Bucket], sample_rate: int) -> list[BucketRow]:
+    """Return a row for each bucket, and of several one for all utterances."""
+    rows = [bucket.row(sample_rate) for bucket in buckets]
+    if len(buckets) > 1:
+        every = Bucket(
+            name="all",
+            samples=[samples for bucket in buckets for samples in bucket.samples],
+            macs=[macs for bucket in buckets for macs in bucket.macs],
+            flops=sum(bucket.flops for bucket in buckets),
+        )
+        rows.append(every.row(sample_rate))
+    return rows
 
 
 def answer(run: kept.Kept) -> kept.Answer:
-    """Return what a count found out: the total, utterances by length where the input is audio, and
-    the parts.  Rows for CSV and JSON are those of the utterances, then of the parts and the total."""
+    """Return what a count found out: the total, the table of buckets where the input is audio, and
+    that of the parts.  Rows for CSV and JSON are in this order too, the total last."""
     config = schema.typed(run.header.config, Config)
     job = run.job(JOB)
     if not job.values:
         return kept.Answer(
             run.header.name, failures=[f"{job.status}: {job.reason}"], statuses=[job.status]
         )
-    counted = job.of(Counted)[0]
+    (counted,) = job.of(Counted)
     parts = parts_of(counted, config.by, config.depth)
-    buckets = counted.buckets
+    tables = [parts_table(parts, config.by)]
+    buckets = bucket_rows(counted.buckets, config.sample_rate)
+    if buckets:
+        by_length = [{"bucket": Cell(row.bucket), **cells(BUCKETS, row)} for row in buckets]
+        tables.insert(0, tabulated("buckets", "utterances by length", by_length))
     total = parts[-1]
-    parameters = total.trainable + total.frozen
-    if len(buckets) > 1:
-        samples = [length for bucket in buckets for length in bucket.samples]
-        macs = [amount for bucket in buckets for amount in bucket.macs]
-        buckets = [*buckets, Bucket(name="all", samples=samples, macs=macs, flops=total.flops)]
-    spoken = [bucket.row(config.sample_rate) for bucket in buckets]
-    by_length = [{"bucket": Cell(row.bucket), **cells(BUCKETS, row)} for row in spoken]
-    spoken_table = [tabulated("buckets", "utterances by length", by_length)] if spoken else []
     sums = f"{quantity(total.macs, 'MACs')} ({total.macs}), {quantity(total.flops, 'FLOPs')} ({total.flops})"
-    words = f"trainable {total.trainable}, frozen {total.frozen}"
+    parameters = total.trainable + total.frozen
+    split = f"trainable {total.trainable}, frozen {total.frozen}"
     return kept.Answer(
         run.header.name,
-        total=[f"total: {sums}", f"parameters: {quantity(parameters)} ({parameters}; {words})"],
-        tables=[*spoken_table, parts_table(parts, config.by)],
+        total=[f"total: {sums}", f"parameters: {quantity(parameters)} ({parameters}; {split})"],
+        tables=tables,
         lines=[f"not counted: {line}" for line in counted.not_counted],
-        rows=schema.as_written([*spoken, *parts]),
+        rows=schema.as_written([*buckets, *parts]),
         statuses=[job.status],
     )
 
