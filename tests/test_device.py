@@ -247,7 +247,7 @@ def test_kernels_of_what_is_tried_are_loaded_before_the_limit(monkeypatch, kind,
     monkeypatch.setattr(measure, "heaviest", lambda batches: [1, 2])
     for name in ("Device", "AddressSpace"):
         monkeypatch.setattr(measure, name, lambda *limit: order.append("limit"))
-    measure.loaded(asked, Request(memory_limit="4GiB"))
+    measure.limit_once_loaded(asked, Request(memory_limit="4GiB"))
     assert order == [*(("step", batch, 1) for batch in warmed), "limit"]
 
 

@@ -382,17 +382,14 @@ def _forms(rows: Sequence[Row]) -> dict[str, str]:
     """Return the lines to paste, by format: Python for "lhotse", YAML for "nemo".
 
     lhotse's constraint takes one size for a duration, so it is the smallest of that duration."""
-    by_duration: dict[float, int] = {}
-    for row in rows:
-        N = row.N or 0
-        by_duration[row.seconds] = min(N, by_duration.get(row.seconds, N))
-    durations = list(by_duration)
+    sizes = text.gathered((row.seconds, row.N or 0) for row in rows)
+    durations = list(sizes)
     head = f"# {rows[0].loss}\n" if rows[0].loss else ""
     lhotse = f"""{head}from lhotse.dataset import DynamicBucketingSampler
 from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstraint
 
 duration_bins = {durations}  # seconds, the last one is the longest
-batch_sizes = {list(by_duration.values())}
+batch_sizes = {list(map(min, sizes.values()))}
 sampler = DynamicBucketingSampler(
     cuts,
     duration_bins=duration_bins[:-1],

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rnnt_bench.cli import benchmark
 from rnnt_bench.cli import shapes as shape_files
@@ -222,16 +222,47 @@ def check(arguments: argparse.Namespace) -> None:
         refused(["scopes"], "has to be one of loss and step")
 
 
+class Plan(NamedTuple):
+    """A search as it is to be carried out.
+
+    Attributes:
+        name: of the run
+        next_tasks: returns the jobs that are to come next, from the run so far and the memory limit
+            in bytes, None on CUDA
+    """
+
+    name: str
+    config: losses.Losses | buckets.Buckets
+    settings: settings.Settings
+    next_tasks: Callable[[kept.Kept, int | None], list[job.Task]]
+
+
 def main(arguments: argparse.Namespace, executor: session.Executor | None = None) -> int:
     """Search the largest batch of each loss, or of each bucket of a model; return the exit code."""
     check(arguments)
-    if arguments.model:
-        return _search_buckets(arguments, executor)
-    return _search_losses(arguments, executor)
+    plan = plan_for_model(arguments) if arguments.model else plan_for_losses(arguments)
+    plan.config.limit, limit = memory_limit(arguments.memory_limit, plan.settings.device)
+
+    def follow(run: kept.Kept) -> list[job.Task]:
+        # With --resume a run keeps the limit of its first job.
+        return plan.next_tasks(run, first_limit(run) or limit)
+
+    return commands.measured(
+        TOOL,
+        plan.name,
+        plan.config,
+        [],
+        plan.settings,
+        arguments,
+        losses.answer,
+        executor,
+        timed=bool(arguments.model),
+        follow=follow,
+    )
 
 
-def _search_losses(arguments: argparse.Namespace, executor: session.Executor | None) -> int:
-    """Search the largest batch of each loss; return the exit code."""
+def plan_for_losses(arguments: argparse.Namespace) -> Plan:
+    """Return the plan of a search of the largest batch of each loss.  Raises UserError."""
     names = chosen(arguments)
     choices = interpreters.choose_all(names, arguments.in_place, arguments.loss)
     interpreters.need_torch(choices)
@@ -277,8 +308,7 @@ def _search_losses(arguments: argparse.Namespace, executor: session.Executor | N
             tasks.append(job.Task(name, TOOL, as_written(request), changes, python, VARIABLES))
         return tasks
 
-    name = size_setting.replace("_", "-")
-    return _search(name, config, resolved, arguments, executor, next_tasks)
+    return Plan(size_setting.replace("_", "-"), config, resolved, next_tasks)
 
 
 def _searches(
@@ -306,40 +336,9 @@ def _searches(
     return [Search(name, low, cap, start) for name in names], unit
 
 
-def _search(
-    name: str,
-    config: losses.Losses | buckets.Buckets,
-    resolved: settings.Settings,
-    arguments: argparse.Namespace,
-    executor: session.Executor | None,
-    next_tasks: Callable[[kept.Kept, int | None], list[job.Task]],
-) -> int:
-    """Carry out the jobs of a search, and print its table; return the exit code.
-
-    next_tasks: returns the jobs that are to come next, from the run so far and the memory limit in
-    bytes, None on CUDA."""
-    config.limit, limit_bytes = memory_limit(arguments.memory_limit, resolved.device)
-
-    def follow(run: kept.Kept) -> list[job.Task]:
-        # With --resume a run keeps the limit of its first job.
-        return next_tasks(run, first_limit(run) or limit_bytes)
-
-    return commands.measured(
-        TOOL,
-        name,
-        config,
-        [],
-        resolved,
-        arguments,
-        losses.answer,
-        executor,
-        timed=bool(arguments.model),
-        follow=follow,
-    )
-
-
-def _search_buckets(arguments: argparse.Namespace, executor: session.Executor | None) -> int:
-    """Search the largest batch of each bucket of a model; return the exit code."""
+def plan_for_model(arguments: argparse.Namespace) -> Plan:
+    """Return the plan of a search of the largest batch of each bucket of a model.  Raises
+    UserError."""
     arguments.shape_file = arguments.shape_file or files.ROOT / "data" / "shape_info.features.pt"
     needed = ("lhotse", "sentencepiece") if is_manifest(arguments.shape_file) else ()
     interpreters.with_torch(*needed)
@@ -370,7 +369,7 @@ def _search_buckets(arguments: argparse.Namespace, executor: session.Executor | 
         ]
 
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(arguments.model).name)  # "model.py-factory"
-    return _search(name, config, resolved, arguments, executor, next_tasks)
+    return Plan(name, config, resolved, next_tasks)
 
 
 def _utterances(path: Path, bpe_model: Path | None) -> tuple[Any, float]:

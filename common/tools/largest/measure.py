@@ -1,14 +1,16 @@
-"""Try the steps of a size under a limit on memory, and judge the largest that fits.
+"""Try the steps of a size under a memory limit, and judge the largest size that fits.
 
-A probe runs steps in a process of its own, under an enforced limit: a step that runs out of memory,
-whatever the error is called, does not fit.  Of a loss it is one step of the heaviest batches of a
-size.  Of a training it is two of a bucket, since the second has the optimizer's states; the limit
-counts from the process with torch and the model's module imported, so it holds the weights, the
-states and the batch too.
+A probe runs steps in a process of its own.  A step that runs out of memory does not fit, whatever
+the error is called.
+
+- The probe of a loss runs a step of each of the heaviest batches of a size.
+- The probe of a training runs two steps of a bucket, since the second has the optimizer's states.
+  Its limit counts from the process that has imported torch and the model's module.  So it holds the
+  weights, the optimizer's states and the batch.
 
 The correctness pass of a search judges few utterances, since it comes before the size is known.  So
-a step of the heaviest batch at the size found is judged too, as one after timing is: its loss, and
-random sums of its gradient.  The oracle computes some frames at a time.
+a step of the heaviest batch at the size found is judged too: its loss, and random sums of its
+gradient.  The oracle computes some frames at a time.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import msgspec
 import torch
@@ -46,14 +49,8 @@ def run(job: JobSpec) -> Iterator[JobLine]:
     if isinstance(request, Steps):
         yield from train(job.settings, request)
         return
-    context = subject.prepare(
-        replace(
-            job,
-            pass_name=request.pass_name,
-            script=request.script,
-            variant=request.variant,
-        )
-    )
+    job = replace(job, pass_name=request.pass_name, script=request.script, variant=request.variant)
+    context = subject.prepare(job)
     batches = context.all_batches
     subject.check_shortest(context.adapter, batches, range(len(batches)))
     passes: dict[str, Callable[[subject.Context], Iterator[JobLine]]] = {
@@ -65,31 +62,33 @@ def run(job: JobSpec) -> Iterator[JobLine]:
 
 
 def limit_of(request: Request, device: torch.device) -> Limit:
-    """Return the memory limit of a process with everything loaded."""
+    """Return the memory limit of this process, which has loaded all that is needed."""
     if device.type == "cuda":
         return Device(request.memory_limit, device)
     return AddressSpace(request.limit_bytes or 0)
 
 
-def loaded(context, request: Request) -> Limit:
-    """Return the memory limit, after a step of one utterance, which loads and compiles all that a
-    first step does.
+def limit_once_loaded(context: subject.Context, request: Request) -> Limit:
+    """Run a step of one utterance, which loads and compiles all that a step needs; return the
+    limit.
 
-    On CUDA a step of one utterance of each batch: each size may have kernels of its own, which take
-    memory when first launched.
-    """
+    On CUDA run one for each of the heaviest batches: a size may have kernels of its own, which take
+    memory when they are first launched."""
     (scope,) = context.settings.scopes
-    tried = heaviest(context.all_batches) if context.device.type == "cuda" else context.batches[:1]
-    for batch in tried:
+    batches = (
+        heaviest(context.all_batches) if context.device.type == "cuda" else context.batches[:1]
+    )
+    for batch in batches:
         context.step(scope, batch, utterances=1).run()
         context.model.zero_grad(set_to_none=True)
     return limit_of(request, context.device)
 
 
-def probe(context, request: Request) -> Iterator[Measured]:
-    """Yield what is tried before each step, and what it took after it."""
+def probe(context: subject.Context, request: Request) -> Iterator[Measured]:
+    """Run a step of each of the heaviest batches; yield a Try before it, and after it with its
+    peak."""
     (scope,) = context.settings.scopes
-    limit = loaded(context, request)
+    limit = limit_once_loaded(context, request)
     for batch in heaviest(context.all_batches):
         sizes = context.all_batches.describe(batch)
         tried = Try(N=sizes["N"], T=sizes["T_max"], U=sizes["U_max"], limit_bytes=limit.bytes)
@@ -104,14 +103,14 @@ def probe(context, request: Request) -> Iterator[Measured]:
         context.model.zero_grad(set_to_none=True)
 
 
-def judge(context, request: Request) -> Iterator[Stop]:
-    """Yield a ``stop`` record of the errors of a step of the heaviest batch; raise WrongResult if
-    it is wrong.
+def judge(context: subject.Context, request: Request) -> Iterator[Stop]:
+    """Yield a ``stop`` record with the errors of a step of the heaviest batch.
 
-    The limit protects the machine, with the slack for inputs; the oracle is outside of it."""
+    The step runs under a wide limit, which protects the machine; the oracle runs without one.
+    Raises WrongResult where an error is too large."""
     (scope,) = context.settings.scopes
     batch = heaviest(context.all_batches)[0]
-    with loaded(context, request).making():
+    with limit_once_loaded(context, request).making():
         step = context.step(scope, batch, after_timing.FURTHER_REPEAT)
         loss = float(step.run())
         ranges = getattr(step.prepared, "ranges", None)
@@ -127,22 +126,21 @@ def judge(context, request: Request) -> Iterator[Stop]:
 
 
 def train(settings: Settings, request: Steps) -> Iterator[JobLine]:
-    """Yield what is tried before each step of a training, what it took after it, and the peak of
-    all.  The buckets are in random order.
+    """Run steps of a training, those of several buckets in random order.
 
-    Raises OutOfMemory, and UserError for a model that cannot be made, or refuses a batch."""
+    Yield a Try before each step, and after it with its duration; at the end the last one once more,
+    with the peak of all steps.  Raises OutOfMemory, and UserError for any other failure of the
+    model."""
     device = set_up_torch(settings)
     yield environment(settings, device)
     loading.module(request.model.rpartition(":")[0])
     optimizer = loading.imported(f"torch.optim:{request.optimizer}")
-    warm = torch.ones(64, 64, device=device, requires_grad=True)
-    (warm @ warm).sum().backward()  # starts the threads and loads the library
-    optimizer([warm], lr=0.0).step()  # which loads modules when it first runs
+    _load_libraries(optimizer, device)
     limit = limit_of(request, device)
     order = request.tries * request.rounds
     random.Random(settings.seed).shuffle(order)
     torch.manual_seed(settings.seed)
-    step = order[0]
+    tried = order[0]
     try:
         with limit.within(int(limit.bytes * request.share)):
             training = Training(request, device, optimizer)
@@ -154,11 +152,22 @@ def train(settings: Settings, request: Steps) -> Iterator[JobLine]:
                 tried.ns = time.perf_counter_ns() - begin
                 yield Measured(value=as_written(tried))
             del training
-    except Exception as error:  # whatever a stranger's model raises
-        reason = str(error) if isinstance(error, UserError) else reason_of(error)
-        if is_out_of_memory(error.__cause__ or error):
-            raise OutOfMemory(reason) from error
-        where = f"bucket {step.bucket} (N {step.N}, T {step.T}, U {step.U})"
-        raise UserError(f"{where}: {reason}") from error
-    tried.peak_bytes = limit.peak_bytes  # of all steps
+    except Exception as error:  # a model may raise anything
+        raise _failure(error, tried) from error
+    tried.peak_bytes = limit.peak_bytes
     yield Measured(value=as_written(tried))
+
+
+def _load_libraries(optimizer: Any, device: torch.device) -> None:
+    """Run a small step, which starts threads and loads what torch loads at first use."""
+    weight = torch.ones(64, 64, device=device, requires_grad=True)
+    (weight @ weight).sum().backward()
+    optimizer([weight], lr=0.0).step()
+
+
+def _failure(error: Exception, step: Try) -> Exception:
+    """Return the error of a step as OutOfMemory, or as a UserError that names the bucket."""
+    reason = str(error) if isinstance(error, UserError) else reason_of(error)
+    if is_out_of_memory(error.__cause__ or error):
+        return OutOfMemory(reason)
+    return UserError(f"bucket {step.bucket} (N {step.N}, T {step.T}, U {step.U}): {reason}")

@@ -1,6 +1,7 @@
-"""A training step of a user's model: its loss, backward and optimizer.
+"""Run training steps of a user's model: loss, backward and optimizer.
 
-Its module may make the batches, batch(N, T, U), and return the loss, step(model, batch)."""
+The module of the model may have a function batch(N, T, U), which makes a batch, and a function
+step(model, batch), which returns the loss."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from torch.utils._pytree import tree_map
 
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.tools import loading
@@ -19,15 +19,16 @@ from rnnt_bench.tools.largest.buckets import Steps
 
 
 class Training:
-    """A model with its loss and optimizer.  Raises UserError for what cannot be made."""
+    """A model with its optimizer.  Raises UserError for a model that cannot be made.
+
+    optimizer: a class of torch.optim"""
 
     def __init__(self, request: Steps, device: torch.device, optimizer: Any):
         self.request = request
         self.device = device
         names = vars(loading.module(request.model.rpartition(":")[0]))
-        functions = {key: names[key] for key in ("batch", "step") if callable(names.get(key))}
-        self.make_batch = functions.get("batch", self.batch)
-        self.loss_of = functions.get("step", loss_of)
+        self.make_batch = names["batch"] if callable(names.get("batch")) else self.batch
+        self.loss_of = names["step"] if callable(names.get("step")) else loss_of
         self.model = made(request, device).train()
         if request.gradient_checkpointing:
             checkpoint(self.model)
@@ -35,10 +36,7 @@ class Training:
 
     def step(self, N: int, T: int, U: int) -> None:
         """Run forward, backward and the optimizer's step on a new batch."""
-        batch = tree_map(
-            lambda part: part.to(self.device) if hasattr(part, "to") else part,
-            self.make_batch(N, T, U),
-        )
+        batch = loading.on_device(self.make_batch(N, T, U), self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.request.amp):
             loss = self.loss_of(self.model, batch)
         loss.backward()
@@ -48,28 +46,37 @@ class Training:
             torch.cuda.synchronize(self.device)
 
     def batch(self, N: int, T: int, U: int) -> Any:
-        """Return a batch of N utterances as the model's forward takes it."""
+        """Return N random utterances of T frames and U symbols, as the model's forward takes them.
+
+        A model of transformers takes keywords.  Any other takes features (N, T, F), their lengths,
+        symbols (N, U+1) with a blank first, and their lengths."""
         model: Any = self.model
-        config = getattr(model, "config", None)  # of a model of transformers
-        name = getattr(model, "main_input_name", "")
-        is_audio = name == "input_values"
-        size = (N, T * self.request.hop) if is_audio else (N, T, self.request.features)
+        input_name = getattr(model, "main_input_name", "")  # models of transformers have one
+        config = getattr(model, "config", None)
         V = getattr(config, "vocab_size", self.request.vocab_size)
+        blank = getattr(config, "blank_token_id", 0)
+        is_audio = input_name == "input_values"
+        size = (N, T * self.request.hop) if is_audio else (N, T, self.request.features)
         with self.device:
             inputs = torch.randn(size)
             symbols = torch.randint(1, V, (N, U))
-            started = pad(symbols, (1, 0), value=getattr(config, "blank_token_id", 0))
-            if not name:
+            started = pad(symbols, (1, 0), value=blank)
+            if not input_name:
                 return inputs, torch.full((N,), T), started, torch.full((N,), U + 1)
             mask = torch.ones(size[:2], dtype=torch.bool)
-        others = {"attention_mask": mask, "decoder_input_ids": started}
-        taken = inspect.signature(model.forward).parameters
-        others = {key: value for key, value in others.items() if key in taken}
-        return {name: inputs, "labels": symbols, **others}
+        batch = {input_name: inputs, "labels": symbols}
+        accepted = inspect.signature(model.forward).parameters
+        for name, value in (("attention_mask", mask), ("decoder_input_ids", started)):
+            if name in accepted:
+                batch[name] = value
+        return batch
 
 
 def made(request: Steps, device: torch.device) -> torch.nn.Module:
-    """Return the model with its loss."""
+    """Return the model with the loss that is asked for.
+
+    The loss is an argument of the factory, or fused_transducer patches it into a model with a
+    joint.  Raises UserError for a model that can have no other loss."""
     name = request.model
     loss = request.loss
     arguments = dict(request.arguments)
@@ -77,30 +84,34 @@ def made(request: Steps, device: torch.device) -> torch.nn.Module:
     if loss and "loss" in inspect.signature(maker).parameters:
         arguments["loss"] = loss
         loss = ""
-    if hasattr(maker, "config_class"):  # a model of transformers, of random weights
+    if hasattr(maker, "config_class"):  # a class of transformers: the model has random weights
         model = loading.made(name, lambda: maker(maker.config_class(**arguments)), {}).to(device)
     else:
         model = loading.load(name, arguments, str(device))
+    if not loss:
+        return model
     if loss == "fused" and hasattr(model, "joint"):
-        model = importlib.import_module("fused_transducer.recipes").patch(model)
-    elif loss:
-        words = f"{name} takes no argument `loss`; give its factory one"
-        raise UserError(f"--losses {loss}: {words}")
-    return model
+        return importlib.import_module("fused_transducer.recipes").patch(model)
+    raise UserError(f"--losses {loss}: {name} takes no argument `loss`; give its factory one")
 
 
 def checkpoint(model: Any) -> None:
     """Switch on the gradient checkpointing of a model of transformers.  Raises UserError where it
     has none."""
     if not getattr(model, "supports_gradient_checkpointing", False):
-        words = f"{type(model).__name__} has no gradient checkpointing of transformers"
-        raise UserError(f"--gradient-checkpointing: {words}; let its factory do it, by an --arg")
+        raise UserError(
+            f"--gradient-checkpointing: {type(model).__name__} has no gradient checkpointing of transformers; "
+            "let its factory do it, by an --arg"
+        )
     enable = getattr(model, "activation_checkpointing_enable", None)  # its name in transformers 6
     (enable or model.gradient_checkpointing_enable)()
 
 
 def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-    """Return the loss of the model's own forward, or of its logits (N, T, U+1, V)."""
+    """Return the loss that the model's forward returns, or torchaudio's loss of its logits.
+
+    Logits are (N, T, U+1, V), for symbols in the third element of the batch.  Raises TypeError
+    where the model returns neither."""
     outputs = model(**batch) if isinstance(batch, Mapping) else model(*batch)
     is_mapping = isinstance(outputs, Mapping)
     result = outputs.get("loss") if is_mapping else getattr(outputs, "loss", None)
@@ -109,8 +120,9 @@ def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
     if result.dim() < 3:
         return result.sum()
     if result.dim() != 4:
-        words = "the model returns no loss and no logits (N, T, U+1, V)"
-        raise TypeError(f"{words}: define step(model, batch)")
+        raise TypeError(
+            "the model returns no loss and no logits (N, T, U+1, V): define step(model, batch)"
+        )
     from torchaudio.functional import rnnt_loss
 
     N, T, U, _ = result.shape  # all utterances are of equal length

@@ -50,7 +50,10 @@ def run(job: JobSpec) -> Iterator[Any]:
     elif not job.takes:
         source = source["src_tokens"], source["src_lengths"]
     with torch.no_grad():
-        call = Call(_made(stage, device), loading.on_device(source, device))
+        model = loading.made(stage.factory, loading.imported(stage.factory), stage.arguments)
+        if isinstance(model, torch.nn.Module):
+            model.to(device).eval()
+        call = Call(model, loading.on_device(source, device))
         costs = measured(call, stage, device)
         outputs = call.outputs()
         check_numbers(outputs, stage.name)
@@ -91,18 +94,6 @@ def _loaded(config: Pipeline, index: int, seed: int) -> tuple[dict[str, Any], fl
     if tokens.dim() == 1:
         tokens = tokens[None]
     return {"id": name, "src_tokens": tokens, "src_lengths": lengths}, seconds
-
-
-def _made(stage: Stage, device: torch.device) -> Callable[..., Any]:
-    """Return the model that a stage's factory makes, on a device.  Raises UserError."""
-    model = loading.made(stage.factory, loading.imported(stage.factory), stage.arguments)
-    if not callable(model):
-        raise UserError(
-            f"{stage.name}: {stage.factory} makes {type(model).__name__}, which cannot be called"
-        )
-    if isinstance(model, torch.nn.Module):
-        model.to(device).eval()
-    return model
 
 
 def _send(outputs: Any, path: Path) -> None:
