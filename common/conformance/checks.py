@@ -95,11 +95,12 @@ def must_refuse(exam: Examination) -> Outcome:
     """Judge an impossible input of two utterances: an error is right, any answer is wrong."""
     if exam.interpreted:
         raise NotAsked("arrays of the simulator check their indices, those of a GPU do not")
-    steps = exam.ready()[2]
+    _, _, steps = exam.ready()
     try:
-        return Outcome(DIFFERS, f"answers {listed(*attempt(run_together, steps, [ONE]))}")
+        (loss,) = attempt(run_together, steps, [ONE])
     except Refused as refusal:
         return Outcome(PASS, f"refuses: {refusal}")
+    return Outcome(DIFFERS, f"answers {listed(loss)}")
 
 
 def laid_out(exam: Examination) -> Outcome:

@@ -1,7 +1,8 @@
 """Time one step and its named stages (joiner, loss, backward, ...), on the CPU or with CUDA events.
 
-A stage marked by ``with stage("joiner"):`` does nothing until a pass installs an observer: the
-timing pass measures its time, the trace pass labels it in the trace.
+The code of a step marks a stage by ``with stage("joiner"):``, which does nothing until a pass
+installs an observer.  The observer of the timing pass measures the stage; that of the trace pass
+labels it in the trace.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ import torch
 
 from rnnt_bench.instruments.device import cache_bytes
 
-#: Bound before the script of a loss is loaded, which may replace that of the module time.
+#: Bound before the script of a loss is loaded, since the script may replace time.perf_counter_ns.
 now = time.perf_counter_ns
-#: Bytes; larger than any L2 cache, for a torch that does not report its size.
+#: Bytes; larger than any L2 cache, for a torch that does not tell the size of the cache.
 LARGE_L2 = 256 * 2**20
+#: Takes the name of a stage; returns a context manager that its code runs in.
 Observer = Callable[[str], AbstractContextManager]
 _observer: Observer | None = None
 
 
 class Step(Protocol):
-    """A step that is ready to run once; all that is not measured is already done."""
+    """Describes a step that is ready to run once: all that is not measured has been done."""
 
     def run(self, after_forward: Callable[[], None] = ...) -> Any:
         """Run forward, then call `after_forward`, then run backward."""
@@ -38,8 +40,10 @@ def stage(name: str) -> AbstractContextManager:
 
 @contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
+    """Let an observer see the stages of the block."""
     global _observer
-    before, _observer = _observer, observer
+    before = _observer
+    _observer = observer
     try:
         yield
     finally:
@@ -47,11 +51,13 @@ def observed_by(observer: Observer) -> Iterator[None]:
 
 
 class Clock:
-    """Sets marks in time that are compared after the work is done: perf_counter_ns on the CPU,
+    """Sets marks in time, which are compared after the work is done: perf_counter_ns on the CPU,
     events on CUDA.
 
-    cold: whether writing over `evicting`, a tensor larger than the L2 cache of the GPU, empties
-      that before each step; None on a CPU, or of a warm cache.
+    Attributes:
+        cuda: whether the device is a GPU.
+        evicting: a tensor larger than the L2 cache of the GPU.  Writing over it before a step
+            empties the cache.  None on a CPU, and where the cache is to stay warm (not `cold`).
     """
 
     def __init__(self, device: torch.device, cold: bool = False):
@@ -71,6 +77,7 @@ class Clock:
             torch.cuda.synchronize(self.device)
 
     def mark(self) -> Any:
+        """Return a mark for `between`."""
         if not self.cuda:
             return now()
         event = torch.cuda.Event(enable_timing=True)
@@ -83,7 +90,10 @@ class Clock:
 
 
 class StepTimes(NamedTuple):
-    """Hold the times of a step, as the fields of a ``sample`` record."""
+    """Hold the times of a step, as the fields of a ``sample`` record.
+
+    Times of forward are of the wall clock on a CPU, and of events on CUDA; `stages` are by name.
+    """
 
     total_wall_ns: int
     forward_wall_ns: int | None
@@ -99,13 +109,14 @@ class StepTimes(NamedTuple):
 def time_step(
     step: Step, clock: Clock, read: Callable[[Any], Any] = lambda answer: None
 ) -> tuple[StepTimes, Any]:
-    """Return the times of a step, and what `read` makes of its answer.
+    """Run a step; return its times, and what `read` makes of its answer.
 
     Python collects its garbage before the step, not within.  `read` is called before the clock
-    ends, so that work which is put off until then is timed.  On CUDA the host runs ahead of the
-    device, so the wall time of forward is None; use its event time.
+    ends, so that work which is put off until the answer is read is timed.  On CUDA the host runs
+    ahead of the device, so the wall time of forward is None; use its event time.
     """
-    spans: list[Any] = []
+    spans: list[Any] = []  # (name, mark at the begin, mark at the end) of stages
+    marks: list[Any] = []  # the mark after forward
 
     @contextmanager
     def observer(name: str) -> Iterator[None]:
@@ -123,7 +134,6 @@ def time_step(
         clock.synchronize()
         wall_begin = now()
         begin = clock.mark()
-        marks: list[Any] = []
         answer = step.run(after_forward=lambda: marks.append(clock.mark()))
         end = clock.mark()
         value = read(answer)

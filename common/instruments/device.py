@@ -16,66 +16,67 @@ from rnnt_bench.system import machine, memory
 
 
 def set_up_torch(settings: Settings) -> Any:
-    """Set the run's threads, denormals, TF32 and device; return the torch.device.
+    """Set torch's threads, denormals, TF32 and current device; return the torch.device.
 
-    Raises NotRunnable if torch is missing or cannot use the device or flush denormals.
+    Raises NotRunnable if torch is missing, or cannot use the device or flush denormals.
     """
     torch = import_torch(f"; {or_set_up('install torch')}")
     device = torch.device(settings.device)
-    # before the first parallel region
-    flushed = settings.denormals == "flush" and torch.set_flush_denormal(True)
-    if settings.denormals == "flush" and not flushed and device.type == "cpu":
-        raise NotRunnable("unsupported", "this CPU cannot flush denormals: use --denormals keep")
+    if settings.denormals == "flush":
+        # It must come before the first parallel region, whose threads inherit it.
+        can_flush = torch.set_flush_denormal(True)
+        if not can_flush and device.type == "cpu":
+            raise NotRunnable(
+                "unsupported", "this CPU cannot flush denormals: use --denormals keep"
+            )
     torch.set_num_threads(settings.threads or machine.cpu_count())
-    # False must be set too: TORCH_ALLOW_TF32_CUBLAS_OVERRIDE may have set the first, and the second
-    # is True by default.
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
+    # False must be set too: TORCH_ALLOW_TF32_CUBLAS_OVERRIDE may have set it for cuBLAS, and cuDNN
+    # has TF32 by default.
+    torch.backends.cuda.matmul.allow_tf32 = settings.tf32
+    torch.backends.cudnn.allow_tf32 = settings.tf32
     return current(device)
 
 
 def import_torch(advice: str = "") -> Any:
     """Return the module torch.
 
-    Raises NotRunnable, with `advice` at its end, if torch cannot be imported, MemoryError if memory
-    is short of its libraries.
+    Raises MemoryError if its libraries do not fit into memory, and NotRunnable, whose message ends
+    with `advice`, if it cannot be imported for another reason.
     """
     try:
         import torch
     except (ImportError, OSError) as error:  # a library that cannot be loaded raises either
         if memory.tells_of_no_memory(str(error)):
-            limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-            within = (
-                ""
-                if limit == resource.RLIM_INFINITY
-                else f" within ulimit -v {limit // 1024} (kB); raise it"
-            )
-            raise MemoryError(f"torch does not load{within} ({error})") from error
-        raise NotRunnable(
-            "missing", f"torch does not import in {sys.executable} ({error}){advice}"
-        ) from error
+            limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+            reason = "torch does not load"
+            if limit != resource.RLIM_INFINITY:
+                reason += f" within ulimit -v {limit // 1024} (kB); raise it"
+            raise MemoryError(f"{reason} ({error})") from error
+        reason = f"torch does not import in {sys.executable} ({error}){advice}"
+        raise NotRunnable("missing", reason) from error
     return torch
 
 
 def current(device: Any) -> Any:
-    """Return the device with its index, a GPU as torch's current device; raise NotRunnable if torch
-    does not see it."""
+    """Make a GPU torch's current device; return the torch.device, of a GPU with its index.  Raises
+    NotRunnable if torch does not see the GPU."""
     import torch
 
-    if device.type == "cuda":
-        device = torch.device("cuda", device.index or 0)
-        if not torch.cuda.is_available() or device.index >= torch.cuda.device_count():
-            raise NotRunnable(
-                "unsupported", f"torch {torch.__version__} in {sys.prefix} does not see {device}"
-            )
-        torch.cuda.set_device(device)
-        # fast_rnnt always launches on the legacy default stream: only there do its work and our
-        # events keep their order
-        torch.cuda.set_stream(torch.cuda.default_stream(device))
+    if device.type != "cuda":
+        return device
+    device = torch.device("cuda", device.index or 0)
+    if not torch.cuda.is_available() or device.index >= torch.cuda.device_count():
+        reason = f"torch {torch.__version__} in {sys.prefix} does not see {device}"
+        raise NotRunnable("unsupported", reason)
+    torch.cuda.set_device(device)
+    # fast_rnnt always launches on the legacy default stream: only there do its work and our events
+    # keep their order.
+    torch.cuda.set_stream(torch.cuda.default_stream(device))
     return device
 
 
 def host_threads(device: Any) -> int:
-    """Return how many CPU threads a step keeps busy: those of torch, or one where a GPU
+    """Return how many CPU threads a step keeps busy: all threads of torch, or one if a GPU
     computes."""
     import torch
 
@@ -83,7 +84,8 @@ def host_threads(device: Any) -> int:
 
 
 def state() -> dict[str, object]:
-    """Return what a loss may change of its process and times depend on, by name."""
+    """Return what times depend on and a loss may change in its process, by name; two states of a
+    process are compared."""
     import torch
 
     ones = torch.ones(1, 1)
@@ -113,25 +115,24 @@ def cache_bytes(device: Any) -> int | None:
 
 
 def facts(device: Any) -> dict[str, Any]:
-    """Return torch and the device as they are now, as ``environment`` and ``limits`` records have
-    them."""
+    """Return fields of ``environment`` and ``limits`` records: torch and the device as they are
+    now."""
     import torch
 
-    result = dict(torch=str(torch.__version__), device=device.type, threads=torch.get_num_threads())
+    result: dict[str, Any] = dict(
+        torch=str(torch.__version__), device=device.type, threads=torch.get_num_threads()
+    )
     if device.type != "cuda":
-        return {
-            **result,
-            "device_name": machine.cpu_name(),
-            "mkl_as_intel": machine.mkl_as_intel(),
-        }
+        result.update(device_name=machine.cpu_name(), mkl_as_intel=machine.mkl_as_intel())
+        return result
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)  # from torch 2.5 on
     gpu = machine.gpu(None if uuid is None else str(uuid))
-    return dict(
-        **result,
+    result.update(
         device_name=torch.cuda.get_device_name(device),
         tf32=torch.backends.cuda.matmul.allow_tf32,
         gpu=Gpu(**gpu) if gpu else None,
     )
+    return result
 
 
 def environment(settings: Settings, device: Any) -> Environment:
@@ -140,7 +141,9 @@ def environment(settings: Settings, device: Any) -> Environment:
 
     cpus = memory.proc_field("/proc/self/status", "Cpus_allowed_list")
     threads = torch.get_num_threads()
-    shared = device.type == "cpu" and threads > len(machine.CPUS)
+    warnings = []
+    if device.type == "cpu" and threads > len(machine.CPUS):
+        warnings = [f"{threads} threads share the CPUs {cpus} (affinity): times vary"]
     return Environment(
         **facts(device),
         **machine.tuning(),
@@ -149,7 +152,5 @@ def environment(settings: Settings, device: Any) -> Environment:
         cuda=torch.version.cuda if device.type == "cuda" else None,
         denormals=settings.denormals,
         allocator=settings.allocator,
-        warnings=[f"{threads} threads share the CPUs {cpus} (affinity): times vary"]
-        if shared
-        else [],
+        warnings=warnings,
     )

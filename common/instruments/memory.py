@@ -1,12 +1,12 @@
-"""Measure the memory of one step, its peaks above what was in use before, and enforce a limit on
-it.
+"""Measure the peaks of the memory of one step above what was in use before it, and enforce a limit
+on memory.
 
 A limit counts from what the process holds once everything is loaded.
 
-CPU: sets RLIMIT_AS to the limit plus the address space of the loaded process; beyond it every
-malloc and mmap fails. Address space is never less than memory: reserved memory counts before it is
-used.  A cgroup's memory.max would count pages, but few users may set it, and it ends the process
-with SIGKILL.
+CPU: RLIMIT_AS is the limit plus the address space of the loaded process; beyond it every malloc and
+mmap fails.  Address space is never less than memory: reserved memory counts before it is used.  A
+cgroup's memory.max would count pages, but few users may set it, and it ends the process with
+SIGKILL.
 
 CUDA: one block holds all free memory of the device except the limit, so that no allocator (torch's,
 numba's, a package's own cudaMalloc) gets more.  Memory that other processes take is not controlled.
@@ -39,7 +39,7 @@ from rnnt_bench.traces import reader, windows
 
 #: Seconds between two readings of the device's free memory, or of what children hold.
 LOOK_SECONDS = 0.001
-#: Making the inputs may take this many times the limit: for scope "loss", a joiner makes the
+#: Making the inputs may take this many times the limit, since in scope "loss" a joiner makes the
 #: logits.
 MAKING = 4
 
@@ -47,8 +47,8 @@ MAKING = 4
 def held(device: torch.device) -> dict[str, int]:
     """Return how many bytes are in use now, by the counters of a ``memory`` record.
 
-    On a CPU: in blocks that malloc maps one by one, and by child processes.  Modules that are
-    imported late have small blocks, which are no memory of a step.
+    On a CPU, the blocks that malloc maps one by one count, and the memory of child processes.  Small
+    blocks do not: they are of modules that are imported late, and not of a step.
     """
     give_back_free_memory()
     if device.type == "cuda":
@@ -88,68 +88,82 @@ def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True
     """Return by how many bytes the peaks of a step exceed the level before it, as fields of a
     ``memory`` record.
 
-    With `profiler`, the allocations of torch's CPU allocator are measured too, in a run of their
-    own.  `fresh` makes a new step for each run.
+    Args:
+        fresh: makes a new step for each run.
+        device: where the step runs.
+        profiler: whether a further run on a CPU measures torch's allocator too.
     """
     if device.type == "cuda":
         return cuda_peaks(fresh(), device)
-    result: dict[str, int] = {}
-    step = fresh()
+    result = process_peak(fresh())
+    if profiler:
+        result.update(allocator_peak(fresh()))
+    return result
+
+
+def process_peak(step: Step) -> dict[str, int]:
+    """Return by how many bytes this process and its children exceed the level before the step; {}
+    if the system does not tell."""
     give_back_free_memory()
     with watched(children_bytes) as children:
         cleared = clear_peak()
         before = status_bytes("VmRSS")
         step.run()
         peak = status_bytes("VmHWM")
-    if cleared and before is not None and peak is not None:
-        result["process_bytes"] = max(peak - before, 0) + max(children) - children[0]
-    del step
-    if not profiler:
-        return result
-    step = fresh()
+    if not cleared or before is None or peak is None:
+        return {}
+    return {"process_bytes": max(peak - before, 0) + max(children) - children[0]}
+
+
+def allocator_peak(step: Step) -> dict[str, int]:
+    """Return by how many bytes torch's CPU allocator exceeds the level before the step, by the
+    profiler's memory events; {} if there are none."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as events:
-        # It is freed at once: the counter does not start at zero, so its lowest value is the base.
+        # It is freed at once.  The counter does not start at zero, so its lowest value is the base.
         torch.empty(1, dtype=torch.uint8)
         step.run()
     with scratch_folder() as folder:
         path = Path(folder) / "step.pt.trace.json"
         events.export_chrome_trace(str(path))
-        sizes = [size for device, size in windows.rise(path).items() if device.type == reader.CPU]
-    return {**result, "torch_allocated_bytes": max(sizes)} if sizes else result
+        sizes = [size for (kind, _), size in windows.rise(path).items() if kind == reader.CPU]
+    return {"torch_allocated_bytes": max(sizes)} if sizes else {}
 
 
 def cuda_peaks(step: Step, device: torch.device) -> dict[str, int]:
-    """Return how many bytes the peaks of a step exceed the values before it.
+    """Return by how many bytes the peaks of a step on a GPU exceed the level before it.
 
-    The last is of all bytes in use on the device: no other counter than cudaMemGetInfo sees what
-    allocators beside torch's take, such as numba's or a package's own.
+    The counter "device_used_bytes" is of all bytes in use on the device.  Only cudaMemGetInfo, which
+    it reads, sees what allocators beside torch's take, such as numba's or a package's own.
     """
     before = held(device)
     torch.cuda.reset_peak_memory_stats(device)
     with watched(lambda: torch.cuda.mem_get_info(device)[0]) as free:
         step.run()
         torch.cuda.synchronize(device)
+    allocated = torch.cuda.max_memory_allocated(device)
+    reserved = torch.cuda.max_memory_reserved(device)
     return {
-        "device_allocated_bytes": torch.cuda.max_memory_allocated(device)
-        - before["device_allocated_bytes"],
-        "device_reserved_bytes": torch.cuda.max_memory_reserved(device)
-        - before["device_reserved_bytes"],
+        "device_allocated_bytes": allocated - before["device_allocated_bytes"],
+        "device_reserved_bytes": reserved - before["device_reserved_bytes"],
         "device_used_bytes": free[0] - min(free),
     }
 
 
 class Limit:
-    """A limit on the memory of this process; all sizes are in bytes above those of the loaded
-    process.
+    """A limit on the memory of this process, in bytes above what the loaded process holds.
 
     If less than `wanted` is left, that is the limit, with a warning.  It is no error, since what a
-    package, its context and its kernels leave is known only once they are loaded.  where: what has
-    no more than `left`, in words; available: what is free now, which bounds `making`.
+    package, its context and its kernels leave is known only once they are loaded.
+
+    Attributes:
+        bytes: the limit.
+        available: what is free now, which bounds `making`.
+        warnings: one line if the limit is lower than wanted.
+        peak_bytes: the most that was in use in the last `within`; None if the system does not tell.
     """
 
-    # the most that was in use in the last `within`; None if the system does not tell
     peak_bytes: int | None = None
 
     def __init__(self, wanted: int, left: int, where: str, available: int):
@@ -166,18 +180,20 @@ class Limit:
         raise NotImplementedError
 
     def enforced(self) -> AbstractContextManager[None]:
-        """Limit the block to the limit."""
+        """Limit the block to `bytes`."""
         return self.within(self.bytes)
 
     def making(self) -> AbstractContextManager[None]:
-        """Limit a block that makes inputs, no part of the step, to MAKING times the limit, or to
-        what there is."""
+        """Limit a block that makes the inputs of a step: to MAKING times the limit, or to what is
+        available if that is less."""
         return self.within(max(self.bytes, min(MAKING * self.bytes, self.available)))
 
 
 class AddressSpace(Limit):
-    """Limits this process to `size` bytes of address space more than now; raises UserError without
-    Linux's /proc."""
+    """Limits the address space of this process to `size` bytes more than now.
+
+    Raises UserError without Linux's /proc.
+    """
 
     def __init__(self, size: int):
         give_back_free_memory()
@@ -211,15 +227,18 @@ class AddressSpace(Limit):
         resource.setrlimit(resource.RLIMIT_AS, (min([self.base + size, *self.bounds]), before[1]))
         try:
             yield
-        finally:  # first of all, since the handler of an error needs memory too
+        finally:
+            # It comes first, since the handler of an error needs memory too.
             resource.setrlimit(resource.RLIMIT_AS, before)
             peak = status_bytes("VmHWM")
             self.peak_bytes = max(peak - self.resident, 0) if cleared and peak is not None else None
 
 
 class Device(Limit):
-    """Limits a GPU's memory to `text` ("8GB", "50%"; None: all that is free); raises UserError if
-    the GPU has less in all. If less is free, see Limit."""
+    """Limits the memory of a GPU to `text`: "8GB", "50%", or None for all that is free.
+
+    Raises UserError if the GPU has less in all.  If less is free, that is the limit.
+    """
 
     def __init__(self, text: str | None, device: torch.device):
         self.device = device
@@ -241,7 +260,7 @@ class Device(Limit):
 
     @contextmanager
     def within(self, size: int) -> Iterator[None]:
-        """Hold all free memory of the device but `size` bytes in one block meanwhile."""
+        """Hold all free memory of the device except `size` bytes in one block meanwhile."""
         self._give_back_unused()
         block = torch.empty(self.available - size, dtype=torch.uint8, device=self.device)
         torch.cuda.reset_peak_memory_stats(self.device)

@@ -1,5 +1,5 @@
-"""Run steps under torch.profiler; write a trace of each cycle of the schedule for TensorBoard, and
-operator tables."""
+"""Run steps under torch.profiler; write a trace and a table of operators for each cycle of the
+schedule."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from rnnt_bench.core.settings import Settings
 from rnnt_bench.instruments.clock import Step, observed_by
 from rnnt_bench.system.machine import ForeignLoad
 
-#: Rows of operators in each cycle's table; those of labels, which take hardly any time of their
-#: own, follow them.
+#: Rows of operators in the table of a cycle.  The labels of record_function follow them, since they
+#: take hardly any time of their own.
 TABLE_ROWS = 200
+#: Frames of the stack by which operators are told apart in the table.
 STACK_DEPTH = 10
 #: The scope of record_function's labels, at::RecordScope::USER_SCOPE.
 USER_SCOPE = 7
 #: Bytes; larger traces are compressed.
 LARGE = 50_000_000
-#: Options of the profiler; they are fields of the settings and of the ``trace`` record.
+#: Options of the profiler, which are fields of the settings and of the ``trace`` record.
 OPTIONS = ("record_shapes", "with_stack", "profile_memory")
 
 
@@ -40,16 +41,25 @@ def profile(
     name: str,
     on_cycle: Callable[[torch.profiler.profile], None] = lambda _: None,
 ) -> float | None:
-    """Run the steps, one profiler step each, and write traces and operator tables of every cycle to
-    `folder`.
+    """Run the steps, one profiler step each, and write a trace and a table of each cycle to a
+    folder.
 
-    The device is synchronised before a profiler step ends, since the profiler measures host time
-    only.  Returns the share of the CPU that other processes took, None if the system does not tell
-    or the steps were too short.  name: of the worker in the file names of the traces; on_cycle:
-    called with the profiler at the end of each cycle.
+    Returns the share of the CPU that other processes took; None if the system does not tell, or the
+    steps were too short.  Raises OSError where the disk is full.
+
+    Args:
+        steps: makes each step when it is wanted.
+        settings: has the schedule and the OPTIONS.
+        device: it is synchronised before a profiler step ends, since the profiler measures host
+            time only.
+        folder: where the files go.
+        name: of the worker in the file names of the traces.
+        on_cycle: called with the profiler at the end of each cycle.
     """
     cuda = device.type == "cuda"
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
+    activities = [ProfilerActivity.CPU]
+    if cuda:
+        activities.append(ProfilerActivity.CUDA)
     tables: list[str] = []
     write_trace = torch.profiler.tensorboard_trace_handler(str(folder), worker_name=name)
 
@@ -58,10 +68,9 @@ def profile(
         on_cycle(profiler)
         number = f"cycle {len(tables) + 1} of {settings.schedule['repeat']}"
         averages = profiler.key_averages(group_by_stack_n=STACK_DEPTH if settings.with_stack else 0)
-        tables.append(
-            f"{number}\n{table(averages, _cuda_time(averages) if cuda else 'self_cpu_time_total')}\n"
-        )
-        # a file is named by its time in milliseconds: two cycles must not have the same
+        key = _cuda_time(averages) if cuda else "self_cpu_time_total"
+        tables.append(f"{number}\n{table(averages, key)}\n")
+        # A trace is named by its time in milliseconds: two cycles must not have the same name.
         time.sleep(0.002)
 
     load = ForeignLoad()
@@ -76,7 +85,7 @@ def profile(
     ):
         for step in steps:
             step.run()
-            del step  # frees its gradients, too
+            del step  # and its gradients
             if cuda:
                 torch.cuda.synchronize(device)
             profiler.step()
@@ -90,35 +99,33 @@ def profile(
 
 
 def table(averages: Any, key: str) -> str:
-    """Return the table of key averages: TABLE_ROWS of the largest `key`, all other labels of
-    record_function, a line that says how many rows are left out, and sums of all rows."""
+    """Return key averages as text: the TABLE_ROWS rows with the largest `key`, all other labels of
+    record_function, the sums of all rows, and how many rows are left out."""
     rows = sorted(averages, key=lambda row: getattr(row, key), reverse=True)
     first, others = rows[:TABLE_ROWS], rows[TABLE_ROWS:]
     labels = [row for row in others if row.scope == USER_SCOPE]
     averages[:] = [*first, *labels, *(row for row in others if row.scope != USER_SCOPE)]
     shown = len(first) + len(labels)
-    text = averages.table(row_limit=shown)
-    left_out = len(rows) - shown
-    return (
-        f"{text}{left_out} rows of operators with less time of their own are left out\n"
-        if left_out
-        else text
-    )
+    text: str = averages.table(row_limit=shown)
+    if shown < len(rows):
+        text += f"{len(rows) - shown} rows of operators with less time of their own are left out\n"
+    return text
 
 
 def _cuda_time(averages: Sequence[Any]) -> str:
-    """Return the attribute of key averages that holds the self time on CUDA; torch 2.x renamed
-    it."""
-    renamed = averages and hasattr(averages[0], "self_device_time_total")
-    return "self_device_time_total" if renamed else "self_cuda_time_total"
+    """Return the attribute of key averages that holds the self time on CUDA, which later versions
+    of torch 2 name otherwise."""
+    is_renamed = averages and hasattr(averages[0], "self_device_time_total")
+    return "self_device_time_total" if is_renamed else "self_cuda_time_total"
 
 
 def self_times(profiler: torch.profiler.profile) -> tuple[float, float]:
-    """Return the sum of the self times of all operators and kernels in microseconds: (on the CPU,
-    on CUDA)."""
+    """Return the sums of the self times of all operators on the CPU, and of all kernels on CUDA, in
+    microseconds."""
     averages = profiler.key_averages()
+    key = _cuda_time(averages)
     cuda = sum(
-        getattr(row, _cuda_time(averages))
+        getattr(row, key)
         for row in averages
         if "CUDA" in str(row.device_type) and not getattr(row, "is_user_annotation", False)
     )
@@ -126,8 +133,8 @@ def self_times(profiler: torch.profiler.profile) -> tuple[float, float]:
 
 
 def pack(folder: Path) -> None:
-    """Compress the traces of a folder above LARGE bytes to NAME.gz; one of the two files is
-    complete at any time."""
+    """Compress the traces of a folder above LARGE bytes to NAME.gz.  At any time NAME or NAME.gz is
+    complete."""
     for path in folder.glob("*.pt.trace.json"):
         if path.stat().st_size <= LARGE:
             continue

@@ -1,11 +1,14 @@
 """Measure the best rates of the device in each timing round (the limits pass), instead of trusting
 a datasheet.
 
-Bandwidth: adding in place (two reads and a write, as a loss does), reading alone and writing alone.
-The buffer is far above every cache, as the logits of a batch are.  Matrix rate: square products in
-the run's dtype, of 2 n^3 operations each.  torch.mm computes them, and on a CPU a loop of the
-suite's own too, since torch's may not use what the processor has.  Other load can only slow them
-down, so the best repeat of a process counts; the records keep every repeat.
+- Bandwidth: of adding in place (two reads and a write, as a loss does), of reading alone and of
+  writing alone.  The buffer is far above every cache, as the logits of a batch are.
+- Matrix rate: of square products in the run's dtype, of 2 n^3 operations each.  torch.mm computes
+  them.  On a CPU a loop of the suite's own does too, since torch may not use all instructions of
+  the processor.
+
+Other load can only slow them down, so the best repeat of a process counts; the records keep every
+repeat.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from rnnt_bench.system import memory
 from rnnt_bench.system.machine import ForeignLoad, busy_flags
 
 MIB = 2**20
-#: The buffer has at least these bytes, and CACHES times those of all caches.
+#: The buffer has at least these bytes, and at least CACHES times those of all caches.
 BUFFER = {"cpu": 512 * MIB, "cuda": 2048 * MIB}
 CACHES = 8
 #: n of the products (n, n) x (n, n).
@@ -36,22 +39,25 @@ SIZES = (256, 512, 1024, 2048, 4096, 8192)
 #: Seconds for each size of a kind over all rounds, and at least in one round; the run's cap on a
 #: scope may lower both.
 SECONDS, SHORTEST = 0.4, 0.1
-FEWEST, MOST = 3, 200  # repeats
-#: So many sizes of products are measured at least, ten times each: other load can slow every one of
-#: a few repeats of what takes less than a time slice.
+#: Repeats, at least and at most.
+FEWEST, MOST = 3, 200
+#: At least so many sizes of products are measured, at least FEWEST_SHORT times each.  They take less
+#: than a time slice, so other load can slow every one of a few repeats.
 SHORT, FEWEST_SHORT = 3, 10
-#: Least n of the products of the suite's own loop. So many are made at once: starting threads takes
-#: up to a tenth of a millisecond; one thread is not started, and few repeats of what is longer than
-#: a time slice are undisturbed.
-LOOP_SIZE, LOOP_PASSES, LOOP_PASSES_OF_ONE = 200, 64, 8
+#: Least n of the products of the suite's own loop.
+LOOP_SIZE = 200
+#: Products that each thread of the loop makes in a repeat: many, since starting threads takes up to
+#: a tenth of a millisecond.  One thread alone is not started.  It makes few, since a repeat that is
+#: longer than a time slice is hardly ever undisturbed.
+LOOP_PASSES, LOOP_PASSES_OF_ONE = 64, 8
 
 
 def repeated(
     action: Callable[[], Any], clock: Clock, seconds: float, fewest: int = FEWEST
 ) -> list[int]:
-    """Return the nanoseconds of repeats of `action`, without those of a first one that warms up.
+    """Repeat an action after a call that warms it up; return the nanoseconds of each repeat.
 
-    Repeats until `seconds` have passed, at least `fewest` and at most MOST times.
+    It is repeated until `seconds` have passed, at least `fewest` and at most MOST times.
     """
     action()
     taken: list[int] = []
@@ -66,57 +72,67 @@ def repeated(
 
 
 def streams(device: torch.device, clock: Clock, seconds: float) -> Iterator[Stream]:
-    """Yield the times of reading and writing a buffer of at most a quarter of the free memory."""
-    free = (
-        torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory.available_memory()
-    )
+    """Yield the times of updating, reading and writing a buffer, which takes at most a quarter of
+    the free memory."""
+    if device.type == "cuda":
+        free: int | None = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = memory.available_memory()
     size = max(BUFFER[device.type], CACHES * (cache_bytes(device) or 0))
-    size = size if free is None else min(size, free // 4)
+    if free is not None:
+        size = min(size, free // 4)
     # Ones, not zeros: all zero pages that were never written share one page, which stays in the
     # cache.
-    whole = torch.ones(size // 8 * 2, dtype=torch.float32, device=device)
+    half = size // 8  # entries of 4 bytes
+    whole = torch.ones(2 * half, dtype=torch.float32, device=device)
     first, second = whole.chunk(2)
     kernels = (
-        ("update", partial(first.add_, second), 6),
-        ("read", whole.sum, 4),
-        ("write", partial(whole.fill_, 1), 4),
+        ("update", partial(first.add_, second), 3 * half),
+        ("read", whole.sum, 2 * half),
+        ("write", partial(whole.fill_, 1), 2 * half),
     )
     for kernel, action, moved in kernels:
-        yield Stream(kernel, 4 * len(whole), moved * len(whole), repeated(action, clock, seconds))
+        yield Stream(kernel, 4 * len(whole), 4 * moved, repeated(action, clock, seconds))
 
 
 def products(
     device: torch.device, dtype: torch.dtype, clock: Clock, seconds: float
 ) -> Iterator[Products]:
-    """Yield the times of products of square matrices that take less than `seconds`, at least the
-    SHORT smallest."""
+    """Yield the times of products of square matrices, of the SHORT smallest sizes and of larger ones
+    that take less than `seconds`."""
     generator = torch.Generator().manual_seed(0)
-    last = 0.0
+    next_ns = 0  # what the next size takes: twice the n is 8 times the operations
     for number, size in enumerate(SIZES):
-        short = number < SHORT
-        if 8 * last > seconds * 1e9 and not short:
+        is_short = number < SHORT
+        if next_ns > seconds * 1e9 and not is_short:
             return
         # Random, since a GPU's clock depends on how many bits change.
-        left, right = (
-            torch.rand(size, size, generator=generator).to(device, dtype) for _ in range(2)
-        )
+        left, right = torch.rand(2, size, size, generator=generator).to(device, dtype)
         action = partial(torch.mm, left, right, out=torch.empty_like(left))
-        taken = repeated(action, clock, seconds, FEWEST_SHORT if short else FEWEST)
-        last = min(taken)
+        taken = repeated(action, clock, seconds, FEWEST_SHORT if is_short else FEWEST)
+        next_ns = 8 * min(taken)
         yield Products(size, taken)
 
 
 def products_of_loop(
     library: str, dtype: torch.dtype, threads: int, clock: Clock, seconds: float
 ) -> Products:
-    """Return the times of products by the suite's own loop: every thread multiplies matrices of its
-    own, which stay in its cache.  library: compiled from common/setup/c/multiply.c for the
-    dtype."""
+    """Return the times of products by the suite's own loop.
+
+    Every thread multiplies matrices of its own, which stay in its cache.
+
+    Args:
+        library: path of common/setup/c/multiply.c as it was compiled for the dtype.
+        dtype: float32 or float64.
+        threads: number of threads.
+        clock: a clock of the CPU.
+        seconds: time for all repeats.
+    """
     loaded = ctypes.CDLL(library)
     loaded.multiply.restype = None
     loaded.multiply.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3]
-    step = math.lcm(loaded.rows_of_block(), loaded.columns_of_block())
-    size = -(-LOOP_SIZE // step) * step
+    block = math.lcm(loaded.rows_of_block(), loaded.columns_of_block())
+    size = math.ceil(LOOP_SIZE / block) * block
     passes = LOOP_PASSES if threads > 1 else LOOP_PASSES_OF_ONE
     generator = torch.Generator().manual_seed(0)
     matrices_of_threads = [
@@ -137,6 +153,8 @@ def products_of_loop(
 
 
 def run(job: JobSpec) -> Iterator[Limits]:
+    """Yield the ``limits`` record of a round; the request of the job has further arguments of
+    `measure`."""
     device = set_up_torch(job.settings)
     seconds = max(SECONDS / job.settings.rounds, SHORTEST)
     yield measure(job.settings, device, seconds, **job.request)
@@ -153,10 +171,12 @@ def measure(
     """Return a ``limits`` record.
 
     Args:
-        seconds: for each size.
-        library: of products_of_loop, "" where there is none.
+        settings: those of the run.
+        device: where it runs.
+        seconds: time for each kind of memory access, and for each size of products.
+        library: path of the library of products_of_loop, "" if there is none.
         no_library: why there is none, else "".
-        products_alone: whether memory is left out.
+        products_alone: whether bandwidth is not measured.
     """
     clock = Clock(device)
     load = ForeignLoad()

@@ -1,7 +1,8 @@
 """Decide which samples are taken and when to stop, from what was measured so far; times are in
 nanoseconds.
 
-Reads no clock: the caller's function takes the samples, and tests pass made-up ones.
+It reads no clock: the caller passes a function that takes a sample, and tests pass one that makes
+samples up.
 """
 
 from __future__ import annotations
@@ -21,35 +22,42 @@ WARM_UP_SHARE = 0.25
 #: Sweeps over all batches before the spread may end sampling: fewer samples can agree by chance.
 MIN_SWEEPS_FOR_SPREAD = 5
 
-#: Takes a sample; arguments: number of the batch, of the repeat, and whether it is a warm-up.  A
-#: sample has `total_wall_ns`; its `foreign_cpu` and `flags`, the load beside it, are filled in
+#: The factor of sigma / sqrt(n) in the standard error of the median of n normal numbers.
+OF_MEDIAN = 1.253
+#: Half of the 95% interval of a normal number, in standard errors.
+NORMAL_95 = 1.96
+
+#: Takes a sample.  Arguments: number of the batch, of the repeat, and whether it is a warm-up.  The
+#: sample has `total_wall_ns`.  Its `foreign_cpu` and `flags`, the load beside it, are filled in
 #: here.
 Sampler = Callable[[int, int, bool], Any]
 
 
 def warmed_up(durations: Sequence[int], max_seconds: float) -> bool:
-    """Return whether the warm-up samples of one batch are stable, or a cap is reached."""
+    """Return whether the warm-up samples of a batch are stable, or took long enough."""
     if len(durations) >= 2:
-        last, before = durations[-1], durations[-2]
+        before, last = durations[-2:]
         if abs(last - before) <= WARM_UP_TOLERANCE * min(last, before):
             return True
-    return (
-        len(durations) >= WARM_UP_MAX_SAMPLES or sum(durations) >= WARM_UP_SHARE * max_seconds * 1e9
-    )
+    if len(durations) >= WARM_UP_MAX_SAMPLES:
+        return True
+    return sum(durations) >= WARM_UP_SHARE * max_seconds * 1e9
 
 
 def relative_half_width(samples: dict[int, list[int]]) -> float:
-    """Return the half-width of the 95% interval of the median, as a fraction of it, over samples
-    grouped by batch.
+    """Return the half-width of the 95% interval of the median of samples, as a fraction of the
+    median; infinite while no batch was measured twice.
 
     Each sample is divided by the median of its batch, so that sizes of batches do not count as
-    spread.  The standard error of a median of normal samples is 1.253 sigma / sqrt(n).  sigma is
-    the standard deviation, which outliers raise, so noisy samples lead to more samples, up to the
-    caps.  Infinite while no batch was measured twice.
+    spread.  Outliers raise the standard deviation, so noisy samples lead to more samples.
+
+    samples: durations by batch.
     """
     repeated = [durations for durations in samples.values() if len(durations) >= 2]
     relative = [duration / median(durations) for durations in repeated for duration in durations]
-    return 1.96 * 1.253 * stdev(relative) / math.sqrt(len(relative)) if relative else math.inf
+    if not relative:
+        return math.inf
+    return NORMAL_95 * OF_MEDIAN * stdev(relative) / math.sqrt(len(relative))
 
 
 def enough(
@@ -60,30 +68,37 @@ def enough(
     max_seconds: float,
     least: int = 1,
 ) -> str:
-    """Return why sampling stops ("spread", "sample cap", "time cap"), "" if it continues; called
-    before each sample.
+    """Return why sampling stops before a further sample: "spread", "sample cap" or "time cap"; "" if
+    it continues.
 
-    It stops only at the end of a sweep over all batches, so that each has as many samples.  spread:
-    the relative half-width that suffices; the caps are on the number and the time of all samples;
-    least: sweeps before the time cap.
+    It stops only at the end of a sweep over all batches, so that each has as many samples.
+
+    Args:
+        samples: durations by batch.
+        batches: number of batches.
+        spread: relative half-width that suffices.
+        max_samples: cap on the number of all samples.
+        max_seconds: cap on the time of all samples.
+        least: sweeps that are completed in spite of the time cap.
     """
-    count = sum(len(durations) for durations in samples.values())
+    count = sum(map(len, samples.values()))
     if count == 0 or count % batches:
         return ""
     if count >= max_samples:
         return "sample cap"
-    if count >= least * batches and sum(map(sum, samples.values())) >= max_seconds * 1e9:
+    sweeps = count // batches
+    if sweeps >= least and sum(map(sum, samples.values())) >= max_seconds * 1e9:
         return "time cap"
-    return (
-        "spread"
-        if count >= MIN_SWEEPS_FOR_SPREAD * batches and relative_half_width(samples) <= spread
-        else ""
-    )
+    if sweeps >= MIN_SWEEPS_FOR_SPREAD and relative_half_width(samples) <= spread:
+        return "spread"
+    return ""
 
 
 def with_load(samples: Generator[Any, None, str], threads: int | None) -> Generator[Any, None, str]:
-    """Yield samples once the load beside them is known, which the system counts too coarsely for a
-    short sample.
+    """Yield samples with the load beside them; return what `samples` returns.
+
+    Samples wait until the load is known, since the system counts it too coarsely for a short
+    sample.
 
     threads: number of CPU threads that a sample keeps busy; None: as many as there are cores.
     """
@@ -94,7 +109,7 @@ def with_load(samples: Generator[Any, None, str], threads: int | None) -> Genera
         try:
             waiting.append(next(samples))
         except StopIteration as end:
-            why = end.value or ""
+            why = end.value
         if why is not None or load.ready():
             share = load.share()
             for sample in waiting:
@@ -108,9 +123,15 @@ def with_load(samples: Generator[Any, None, str], threads: int | None) -> Genera
 def warm_up(
     sample: Sampler, batches: Sequence[int], max_seconds: float, threads: int | None = None
 ) -> Generator[Any, None, str]:
-    """Yield warm-up samples: of the first batch until it is warmed up, and one of each other batch.
+    """Yield warm-up samples with the load beside them: of the first batch until it is warmed up, and
+    one of each other batch.
 
-    max_seconds: time cap of the scope, of which warm-up takes WARM_UP_SHARE at most.
+    Args:
+        sample: takes a sample.
+        batches: numbers of the batches.
+        max_seconds: time cap of the scope, of which the first batch takes about WARM_UP_SHARE at
+            most.
+        threads: number of CPU threads that a sample keeps busy.
     """
 
     def samples() -> Generator[Any, None, str]:
@@ -129,8 +150,14 @@ def warm_up(
 def sweep(
     sample: Sampler, batches: Sequence[int], *, threads: int | None = None, **caps: Any
 ) -> Generator[Any, None, str]:
-    """Yield samples of all batches in turn, with the load beside them; return why they ended; caps:
-    see `enough`."""
+    """Yield samples of all batches in turn with the load beside them; return why they ended.
+
+    Args:
+        sample: takes a sample.
+        batches: numbers of the batches.
+        threads: number of CPU threads that a sample keeps busy.
+        caps: `spread`, `max_samples`, `max_seconds` and `least`, as in `enough`.
+    """
 
     def samples() -> Generator[Any, None, str]:
         measured: dict[int, list[int]] = {batch: [] for batch in batches}

@@ -1,16 +1,16 @@
-"""Judge a loss again in the process that timed it: after the last sample, untimed, and after many
-calls.
+"""Judge a loss again in the process that timed it, after its last sample.
 
-The correctness pass judges a loss in a fresh process.  A loss that is wrong here has no times:
+The correctness pass judges a loss in a fresh process.  Here the loss has been called many times.
+A loss that is wrong here has no times.  What is judged:
 
 - The loss of the last timed step of each batch, against the float64 loss.
-- Of the last timed step of the scope, of another batch in each round: its inputs, which must be
-  what they were bit for bit, and its gradient, each leaf by itself, by random sums
-  (`losses.gradients.Sketch`) whose seed is drawn after the last sample.
-- Where repeats have the same numbers, as on CUDA: one more step on other numbers.
+- The inputs of the last timed step of a scope: they must have the bits that they had.
+- The gradient of this step, leaf by leaf, by random sums (`losses.gradients.Sketch`) whose seed is
+  drawn after the last sample.  The step is of another batch in each round.
+- One more step on other numbers, where all repeats had the same ones, as on CUDA.
 - In the first rounds one of the HARD questions of `core/questions.py`, on the lightest measured
-  batch: half of its utterances, at least two, are one loss in flight, as many in reverse order the
-  other: together they take the memory of one step.
+  batch.  Two losses are in flight: one of half of its utterances, at least two, and one of as many
+  in reverse order.  Together they take the memory of one step.
 
 The oracle takes longer than a step, so the losses of a round that are given the same numbers share
 its answers.
@@ -18,6 +18,7 @@ its answers.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,17 +53,24 @@ FURTHER_REPEAT = 1 << 20
 
 @dataclass
 class Taken:
-    """Hold the last timed step of a batch: its loss, and the ranges of a pruned one."""
+    """Hold what is judged of the last timed step of a batch.
+
+    Attributes:
+        repeat: number of the draw of its inputs.
+        loss: its loss.
+        ranges: the ranges of a pruned loss, else None.
+        inputs: digests of what the loss may only read, by name; of the last step of a scope alone.
+        sketch: of its gradients; of the last step of a scope alone.
+    """
 
     repeat: int
     loss: float
     ranges: torch.Tensor | None
-    # of the last step of a scope alone
-    inputs: dict[str, bytes] = field(default_factory=dict)  # of what the loss may only read
-    sketch: Sketch | None = None  # of its gradients
+    inputs: dict[str, bytes] = field(default_factory=dict)
+    sketch: Sketch | None = None
 
     def keep(self, context, scope: str, step: LossStep) -> None:
-        """Keep what is judged of the inputs and gradients of the last step of a scope."""
+        """Keep the inputs and gradients of the last step of a scope."""
         names = ("targets", "T_lengths", "U_lengths", *OUTPUTS)
         self.inputs = fingerprints({name: getattr(step.batch, name) for name in names})
         if not context.forward_only:
@@ -76,16 +84,17 @@ def sketch_of(context, scope: str, steps: Sequence[LossStep], factors: Factors =
 
 
 def seed_of(context) -> int:
-    """Return the seed of the round, the same for all its losses; it is drawn when it is first asked
-    for."""
+    """Return the seed of the random sums, the same for all losses of a round.  The first one that
+    asks draws it."""
     if context.seed is None:
-
-        def drawn() -> dict[str, list[float]]:
-            return {"seed": [float(int.from_bytes(os.urandom(6), "big"))]}
-
-        (seed,) = remembered(context.shared, ("seed", context.round), {}, drawn)["seed"]
-        context.seed = int(seed)
+        key = ("seed", context.round)
+        context.seed = int(remembered(context.shared, key, {}, draw_seed)["seed"][0])
     return context.seed
+
+
+def draw_seed() -> dict[str, list[float]]:
+    """Return a random seed of 48 bits, which a float holds exactly, as `remembered` keeps it."""
+    return {"seed": [float(int.from_bytes(os.urandom(6), "big"))]}
 
 
 def precision(context) -> str:
@@ -94,69 +103,80 @@ def precision(context) -> str:
 
 
 class Rights(NamedTuple):
-    """Hold what is right of steps that are run together."""
+    """Hold the oracle's answer to steps that are run together.
 
-    losses: list[float]  # of the steps, summed over the batch
-    score: float  # the largest magnitude of the logits
-    most: float  # the largest loss of an utterance
-    leaves: dict[str, list[float]]  # of each: the length of its gradient, then the sums of a Sketch
+    Attributes:
+        losses: the loss of each step, summed over its batch.
+        score: largest magnitude of the logits.
+        largest_loss: largest loss of an utterance.
+        leaves: by leaf the length of its gradient, then the random sums of a Sketch.
+    """
+
+    losses: list[float]
+    score: float
+    largest_loss: float
+    leaves: dict[str, list[float]]
+
+    def allowed(self, context, shapes: Shapes, **values: float) -> rounding.Allowed:
+        """Return how far a right loss may be off; `values`: further ones of `rounding.allowed`."""
+        return rounding.allowed(precision(context), shapes, self.score, self.largest_loss, **values)
 
 
 def rights_of(context, scope: str, steps: Sequence[LossStep], factors: Factors = (ONE,)) -> Rights:
-    """Return what is right of steps that are run together; of steps without leaves the losses
-    alone.
+    """Return the oracle's answer to steps that are run together; steps without leaves have no
+    gradients in it.
 
-    Some frames at a time are made from encoder and decoder outputs, or in scope "loss" from the
-    logits that are given.
+    The answer is the one that another loss of the round left in the shared folder, if that had the
+    same numbers.
     """
-    adapter, layout = context.adapter, layouts.of(context.adapter)
+    adapter = context.adapter
     tensors: dict[str, Any] = {}
-    names: list[str] = []
+    names: list[str] = []  # of the leaves that need a gradient
     for number, step in enumerate(steps):
-        ranges = getattr(step.prepared, "ranges", None)
-        read = {"targets": step.batch.targets, "ranges": ranges}
-        for name, tensor in {**leaves_of(context.model, step.batch), **read}.items():
-            tensors[f"{name} {number}"] = tensor
+        reads: dict[str, Any] = {**leaves_of(context.model, step.batch)}
+        reads["targets"] = step.batch.targets
+        reads["ranges"] = getattr(step.prepared, "ranges", None)
+        tensors.update({f"{name} {number}": tensor for name, tensor in reads.items()})
         names += [f"{name} {number}" for name, leaf in step.leaves.items() if leaf.requires_grad]
     seed = seed_of(context) if names else 0
     numbers = [(step.batch.shapes, factor.tolist()) for step, factor in zip(steps, factors)]
-    added = scope if layout.approximate else ""  # a step of a pruned loss adds the simple one
-    question = [adapter.lattice, adapter.blank, added, context.dtype, seed, names, numbers]
+    # A pruned loss adds its simple one in scope "step" alone.
+    added = scope if layouts.of(adapter).approximate else ""
+    key = [adapter.lattice, adapter.blank, added, context.dtype, seed, names, numbers]
+    # Float32 is twice as fast on a CPU, and as good where a leaf may be off by a hundredth.
+    is_narrow = names and context.device.type == "cpu" and context.dtype == torch.float32
 
     def compute() -> dict[str, list[float]]:
-        # on a CPU twice as fast as in float64, and as good where a leaf may be off by a hundredth
-        narrow = names and context.device.type == "cpu" and context.dtype == torch.float32
-        dtype = torch.float32 if narrow else torch.float64
+        dtype = torch.float32 if is_narrow else torch.float64
         right = Right(adapter, context.model, scope, steps, factors, dtype)
         sketch = right.sketch(seed)
-        most = float(torch.cat(right.losses).abs().max())
-        return {
-            "": [right.score, most, *(float(loss.sum()) for loss in right.losses)],
-            **sketch.numbers(),
-        }
+        largest_loss = float(torch.cat(right.losses).abs().max())
+        losses = [float(loss.sum()) for loss in right.losses]
+        return {"": [right.score, largest_loss, *losses], **sketch.numbers()}
 
-    leaves = remembered(context.shared, question, tensors, compute)
-    score, most, *losses = leaves.pop("")
-    return Rights(losses, score, most, leaves)
+    leaves = remembered(context.shared, key, tensors, compute)
+    score, largest_loss, *losses = leaves.pop("")
+    return Rights(losses, score, largest_loss, leaves)
 
 
 def judge_losses(
     context, shapes: Shapes, losses: Iterable[float], rights: Rights
 ) -> tuple[float, str]:
-    """Return (the largest relative error of the losses of steps, what is wrong in words or "")."""
-    errors, wrong = [], ""
+    """Return the largest relative error of the losses of steps, and what is wrong in words, or
+    ""."""
+    errors = []
+    wrong = ""
     for loss, right in zip(losses, rights.losses):
-        limits = rounding.allowed(
-            precision(context), shapes, rights.score, rights.most, right=right
-        )
-        errors.append(abs(loss - right) / max(abs(right), rounding.TINY))
-        if not errors[-1] <= limits.loss and not wrong:
-            wrong = f"{words.of_values(loss, right, shapes)}; {limits.loss:.0e} is allowed"
+        allowed = rights.allowed(context, shapes, right=right).loss
+        error = abs(loss - right) / max(abs(right), rounding.TINY)
+        errors.append(error)
+        if not wrong and not error <= allowed:
+            wrong = f"{words.of_values(loss, right, shapes)}; {allowed:.0e} is allowed"
     return max(errors), wrong
 
 
 def judge_loss(context, scope: str, inputs: Batch, prepared: Any, loss: float) -> tuple[float, str]:
-    """Return (the relative error of the loss of a batch, what is wrong in words or "")."""
+    """Return the relative error of the loss of a batch, and what is wrong in words, or ""."""
     alone = LossStep(lambda: ONE, inputs, prepared, {})
     return judge_losses(context, inputs.shapes, [loss], rights_of(context, scope, [alone]))
 
@@ -164,101 +184,140 @@ def judge_loss(context, scope: str, inputs: Batch, prepared: Any, loss: float) -
 def judge_gradient(
     context, shapes: Shapes, sketch: Sketch, rights: Rights, scale: float = 1.0
 ) -> tuple[float, str]:
-    """Return (the largest error of a leaf's gradient, what is wrong in words or "").  scale: the
-    largest factor."""
+    """Return the largest error of the gradient of a leaf, as a share of its length, and what is
+    wrong in words, or "".
+
+    scale: the largest factor that a loss is multiplied by.
+    """
     largest = max(length for length, *_ in rights.leaves.values()) / scale
-    limits = rounding.allowed(
-        precision(context), shapes, rights.score, rights.most, largest=largest
-    )
+    allowed = rights.allowed(context, shapes, largest=largest).length
     errors = sketch.errors(rights.leaves)
     name = max(errors, key=errors.__getitem__)
-    if errors[name] <= limits.length:
-        return errors[name], ""
-    amount = f"{words.size(errors[name])} of its length; {limits.length:.0e} is allowed"
-    return errors[name], f"the {gradient_of(name)} {amount}"
+    error = errors[name]
+    if error <= allowed:
+        return error, ""
+    line = f"the {gradient_of(name)} {words.size(error)} of its length; {allowed:.0e} is allowed"
+    return error, line
 
 
-def check(context, scope: str, taken: Mapping[int, Taken]) -> tuple[float, float, str]:
-    """Return (the largest relative error of the losses, that of the gradient, what is wrong in
-    words or "")."""
-    adapter, model = context.adapter, context.model
-    errors, grad_error, wrong = [0.0], 0.0, []
-    for batch, step in taken.items():
-        inputs = context.new_batch(batch, 0 if batch in context.held else step.repeat)
-        shapes = inputs.shapes
-        where = f"scope {scope}, batch {batch} ({words.sizes(shapes)})"
-        now = {name: getattr(inputs, name) for name in step.inputs}
-        if overwritten := ", ".join(changed(step.inputs, now)):
-            wrong.append(f"{where}: it overwrites {overwritten}, which it may only read")
-        prepared = layouts.of(adapter).prepare(inputs)
-        if step.ranges is not None:
-            prepared.ranges = step.ranges
-        error, line = judge_loss(context, scope, inputs, prepared, step.loss)
-        errors.append(error)
-        if step.sketch and not line:
-            fresh = prepare(adapter, model, inputs, scope)
-            if (
-                step.ranges is None
-                or scope == "step"
-                or torch.equal(step.ranges, fresh.prepared.ranges)
-            ):
-                fresh.prepared = prepared
-                rights = rights_of(context, scope, [fresh])
-                grad_error, line = judge_gradient(context, shapes, step.sketch, rights)
-        if line:
-            wrong.append(f"{where}: of the last step, {line}")
+class Judgement(NamedTuple):
+    """Hold the relative errors of timed steps, and what is wrong in words, "" if nothing is."""
+
+    loss_error: float
+    grad_error: float
+    wrong: str
+
+
+def check(context, scope: str, taken: Mapping[int, Taken]) -> Judgement:
+    """Judge the last timed step of each batch, and one more step where all repeats had the same
+    numbers; return the largest errors and what is wrong first."""
+    every = [judge_step(context, scope, batch, step) for batch, step in taken.items()]
     if context.held and not context.loops_in_python:
-        last = next(batch for batch, step in taken.items() if step.inputs)
-        inputs = context.new_batch(last, FURTHER_REPEAT)
-        further = prepare(adapter, model, inputs, scope)
-        error, line = judge_loss(context, scope, inputs, further.prepared, float(further.run()))
-        errors.append(error)
-        if line:
-            wrong.append(f"scope {scope}: of one more step with other numbers, {line}")
-    return finite(max(errors)), finite(grad_error), wrong[0] if wrong else ""
+        every.append(judge_further_step(context, scope, taken))
+    return Judgement(
+        max(finite(judgement.loss_error) for judgement in every),
+        max(finite(judgement.grad_error) for judgement in every),
+        next((judgement.wrong for judgement in every if judgement.wrong), ""),
+    )
+
+
+def judge_step(context, scope: str, batch: int, taken: Taken) -> Judgement:
+    """Judge the last timed step of a batch by its loss, and by its inputs and gradient if they were
+    kept.  The inputs are made again."""
+    adapter, model = context.adapter, context.model
+    inputs = context.new_batch(batch, 0 if batch in context.held else taken.repeat)
+    shapes = inputs.shapes
+    overwritten = changed(taken.inputs, {name: getattr(inputs, name) for name in taken.inputs})
+    prepared = layouts.of(adapter).prepare(inputs)
+    if taken.ranges is not None:
+        prepared.ranges = taken.ranges
+    loss_error, wrong = judge_loss(context, scope, inputs, prepared, taken.loss)
+    grad_error = 0.0
+    if taken.sketch and not wrong:
+        fresh = prepare(adapter, model, inputs, scope)
+        # In scope "loss" the ranges choose the entries of the leaf, which must be the same.
+        has_same_leaf = (
+            taken.ranges is None
+            or scope == "step"
+            or torch.equal(taken.ranges, fresh.prepared.ranges)
+        )
+        if has_same_leaf:
+            fresh.prepared = prepared
+            rights = rights_of(context, scope, [fresh])
+            grad_error, wrong = judge_gradient(context, shapes, taken.sketch, rights)
+    if wrong:
+        wrong = f"of the last step, {wrong}"
+    if overwritten:
+        wrong = f"it overwrites {', '.join(overwritten)}, which it may only read"
+    if wrong:
+        wrong = f"scope {scope}, batch {batch} ({words.sizes(shapes)}): {wrong}"
+    return Judgement(loss_error, grad_error, wrong)
+
+
+def judge_further_step(context, scope: str, taken: Mapping[int, Taken]) -> Judgement:
+    """Judge the loss of one more step, on other numbers, of the batch that was timed last."""
+    last = next(batch for batch, step in taken.items() if step.inputs)
+    inputs = context.new_batch(last, FURTHER_REPEAT)
+    step = prepare(context.adapter, context.model, inputs, scope)
+    error, wrong = judge_loss(context, scope, inputs, step.prepared, float(step.run()))
+    if wrong:
+        wrong = f"scope {scope}: of one more step with other numbers, {wrong}"
+    return Judgement(error, 0.0, wrong)
 
 
 def hard_questions(context) -> Sequence[Question]:
-    """Return those of this round: each once in a run, in the first rounds, of one row of the same
-    code."""
+    """Return the HARD questions of this round.
+
+    The first rounds of a run ask each question once.  Of rows of the same code one is asked.
+    """
     if context.forward_only or context.loops_in_python or context.same_as:
         return ()
-    several = min(context.settings.rounds, FEWEST_IN_BUDGET, len(HARD))
-    return HARD[(context.round or 1) - 1 :: several]
+    rounds = min(context.settings.rounds, FEWEST_IN_BUDGET, len(HARD))
+    return HARD[(context.round or 1) - 1 :: rounds]
 
 
 def ask_hard(context, question: Question) -> str:
-    """Ask a hard question on the lightest measured batch; return what is wrong in words.  It
-    changes the weights."""
-    question = questions.of_dtype(
-        question, "float16" if precision(context) == "tf32" else context.settings.dtype
-    )
-    batch, factors = lightest(context.all_batches, context.batches), questions.factors_of(question)
-    # of one alone the reverse has the same lengths
-    half = max(2, -(-len(context.all_batches[batch]) // 2))
+    """Ask a HARD question on the lightest measured batch; return what is wrong in words, or "".
+
+    It changes the weights of the joiner, so nothing may be timed afterwards.
+    """
+    adapter, model = context.adapter, context.model
+    dtype = "float16" if precision(context) == "tf32" else context.settings.dtype
+    question = questions.of_dtype(question, dtype)
+    factors = questions.factors_of(question)
+    batch = lightest(context.all_batches, context.batches)
+    # At least two utterances: in reverse order one alone has the same lengths.
+    half = max(2, math.ceil(len(context.all_batches[batch]) / 2))
     batches = [
-        context.new_batch(batch, FURTHER_REPEAT + 1 + n, half, reverse=n > 0)
-        for n in range(len(factors))
+        context.new_batch(batch, FURTHER_REPEAT + 1 + number, half, reverse=number > 0)
+        for number in range(len(factors))
     ]
-    questions.scale_weights(question, context.model, batches[0])
-    questions.set_up_leaves(context.adapter, question, context.model, batches)
-    steps = [prepare(context.adapter, context.model, batch, "step") for batch in batches]
+    questions.scale_weights(question, model, batches[0])
+    questions.set_up_leaves(adapter, question, model, batches)
+    steps = [prepare(adapter, model, inputs, "step") for inputs in batches]
     losses = run_together(steps, factors)
     sketch = sketch_of(context, "step", steps, factors)
     rights = rights_of(context, "step", steps, factors)
     shapes = batches[0].shapes
-    _, line = judge_losses(context, shapes, map(float, losses), rights)
-    if not line:
+    _, wrong = judge_losses(context, shapes, map(float, losses), rights)
+    if not wrong:
         scale = max(map(abs, question.upstream))
-        _, line = judge_gradient(context, shapes, sketch, rights, scale)
-    return line and f"asked for {question.title} ({words.sizes(shapes)} each): {line}"
+        _, wrong = judge_gradient(context, shapes, sketch, rights, scale)
+    if wrong:
+        wrong = f"asked for {question.title} ({words.sizes(shapes)} each): {wrong}"
+    return wrong
 
 
 def run(context, ends: Sequence[tuple[Stop, Mapping[int, Taken]]], rounded: str) -> Iterator[Stop]:
-    """Yield the ``stop`` record of each scope with its errors; raise WrongResult after one that is
-    wrong.
+    """Judge the last timed steps of each scope, and yield its ``stop`` record with the errors.
 
-    rounded: names of the weights that the loss has written over."""
+    Raises WrongResult after the record of a scope in which the loss is wrong.
+
+    Args:
+        context: a subject.Context.
+        ends: the record of each scope, with the last timed steps by batch.
+        rounded: names of the weights that the loss has written over.
+    """
     for end, taken in ends:
         wrong = f"it overwrites {rounded}, which it may only read" if rounded else ""
         if taken and not wrong:

@@ -1,18 +1,22 @@
 """Measure the peak of a step in a process of its own, above the level before the first call: the
 memory pass.
 
-On the batches that take most: that with the most padded cells and that with the most useful cells.
-The loss alone is measured on the first of these only if the step is measured too.  Before the step
-the process holds its inputs and, in scope "loss", the given logits, which do not count.  What a
-loss keeps from one call to the next does: a training lacks it.  The level is that after a step of
-the joiner alone, which loads what torch loads once.  The highest of several steps counts, since a
-workspace may be taken late.
+The step is measured on the batch with the most padded cells and on that with the most useful cells,
+which take most.  The loss alone is measured on the first of these, or on both if the step is not
+measured.  The level is that after a step of the joiner alone, which loads what torch loads once.
+What is in a peak:
+
+- Memory that a loss keeps from one call to the next counts, since a training lacks it.
+- The inputs of the step and, in scope "loss", the given logits do not count.
+- The highest of several steps counts, since a workspace may be taken late.
+
+How it is measured:
 
 - CUDA: torch's allocated and reserved peaks, and the memory taken of the device as a whole.
 - CPU: the process's resident peak (VmHWM) and that of its children, without the profiler.  A
   further run with the profiler's memory events has the peak of torch's own allocations.  The runner
-  fixes MALLOC_MMAP_THRESHOLD_, since glibc would otherwise keep freed memory, and VmHWM show the
-  batches before.
+  fixes MALLOC_MMAP_THRESHOLD_: glibc would else keep freed memory, and VmHWM would show the batches
+  before.
 - A loss that loops over its cells in Python has one scope, the step, and one batch.  It has no run
   with the profiler, which would take a megabyte and more for each cell.
 """
@@ -20,7 +24,7 @@ workspace may be taken late.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -29,35 +33,57 @@ from rnnt_bench.data.batching import heaviest
 from rnnt_bench.instruments.memory import held, peaks
 from rnnt_bench.records.schema import Memory
 
-#: Steps of one utterance before those that are measured, and steps of the first batch in the first
-#: scope, among which a workspace is taken that comes late.  Other batches and scopes have one step:
-#: what is kept by then counts there too.
-SMALL_STEPS, STEPS = 3, 3
+#: Steps of one utterance before those that are measured.
+SMALL_STEPS = 3
+#: Steps of the first batch in the first scope, among which a late workspace is taken.  Other batches
+#: and scopes have one step: what is kept by then counts there too.
+STEPS = 3
 
 
-def run(context) -> Iterator[Memory]:
-    """Yield the ``memory`` records of every scope and batch."""
-    scopes, heavy = context.settings.scopes, heaviest(context.all_batches, context.batches)
-    slow = context.loops_in_python
+def load_all(context) -> None:
+    """Load what torch loads once: by a step of the joiner alone, and the module that torch.library,
+    checkpoint and profiler import when they are first used."""
     with suppress(ImportError):  # before torch 2.0
-        # which torch.library, checkpoint and profiler load at their first use
         importlib.import_module("torch._dynamo")
     context.model.logits(context.make_batch(context.batches[0], utterances=1)).sum().backward()
     context.model.zero_grad(set_to_none=True)
+
+
+def run(context) -> Iterator[Memory]:
+    """Yield the ``memory`` records of every scope and batch of a subject.Context."""
+    load_all(context)
     level = held(context.device)
-    for scope in scopes[-1:] if slow else scopes:
-        for _ in range(1 if slow else SMALL_STEPS):
+    scopes = context.settings.scopes
+    heavy = heaviest(context.all_batches, context.batches)
+    small_steps, first_steps = SMALL_STEPS, STEPS
+    if context.loops_in_python:
+        scopes, heavy = scopes[-1:], heavy[:1]
+        small_steps = first_steps = 1
+    if context.same_as:
+        first_steps = 1
+    for scope in scopes:
+        for _ in range(small_steps):
             context.step(scope, context.batches[0], utterances=1).run()
-        for batch in heavy[:1] if slow or scope != scopes[-1] else heavy:
-            highest: dict[str, Any] = {}
-            is_first = scope == scopes[0] and batch == heavy[0] and not (slow or context.same_as)
-            steps = STEPS if is_first else 1
-            for number in range(steps):
-                context.model.zero_grad(set_to_none=True)
-                now = held(context.device)
-                step, is_last = partial(context.step, scope, batch), number == steps - 1
-                of_step = peaks(step, context.device, profiler=is_last and not slow)
-                for counter, rise in of_step.items():
-                    kept = max(now[counter] - level[counter], 0)
-                    highest[counter] = max(highest.get(counter, 0), kept + rise)
-            yield Memory(scope=scope, batch=batch, **highest)
+        for batch in heavy if scope == scopes[-1] else heavy[:1]:
+            is_first = scope == scopes[0] and batch == heavy[0]
+            steps = first_steps if is_first else 1
+            yield Memory(
+                scope=scope, batch=batch, **highest_peaks(context, scope, batch, steps, level)
+            )
+
+
+def highest_peaks(
+    context, scope: str, batch: int, steps: int, level: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return the highest peaks of some steps in bytes above `level`, by counter.  The last step has
+    a run with the profiler."""
+    highest: dict[str, Any] = {}
+    fresh = partial(context.step, scope, batch)
+    for number in range(steps):
+        context.model.zero_grad(set_to_none=True)
+        before = held(context.device)
+        profiler = number == steps - 1 and not context.loops_in_python
+        for counter, rise in peaks(fresh, context.device, profiler).items():
+            kept = max(before[counter] - level[counter], 0)
+            highest[counter] = max(highest.get(counter, 0), kept + rise)
+    return highest

@@ -1,25 +1,26 @@
 """Time forward and forward+backward of both scopes, without a profiler, in a process for each
 round: the timing pass.
 
-Leaves are made anew for every sample, untimed.  Every sample is kept, warm-up samples too (marked),
-with the load of other processes beside it.
+Leaves are made anew for every sample, untimed.  Every sample is kept with the load of other
+processes beside it; warm-up samples are marked.
 
-- CPU: perf_counter_ns at both ends.  The warm-up is on the batches that take most memory: else the
-  first larger batch would pay for new pages and take up to twice its time.  With --allocator reuse
-  the heap then gets as much again in one piece, since smaller steps split what was free.
-- CUDA: events and wall time, synchronised at both ends, and a warm-up on each batch: its kernels,
-  its sizes in the allocator.  All inputs are on the device before the first sample, or it would
-  idle in between and lower its clocks.
+- CPU: the clock is perf_counter_ns.  The warm-up is on the batches that take most memory.  Without
+  it the first larger batch would pay for new pages, and take up to twice its time.  With --allocator
+  reuse the heap then gets as much again in one piece, since smaller steps split what was free.
+- CUDA: times are of events and of the wall clock, synchronised at both ends.  Each batch is warmed
+  up, since it has its own kernels, and its own sizes in the allocator.  All inputs are on the device
+  before the first sample: the device would else idle in between, and lower its clocks.
 
-After the last sample the loss is judged again (after_timing.py): one that is wrong then has no
+After the last sample the loss is judged again (after_timing.py); a loss that is wrong then has no
 times.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median_low
+from typing import NamedTuple
 
 import torch
 
@@ -33,45 +34,100 @@ from rnnt_bench.losses.step import LossStep, changed, fingerprints
 from rnnt_bench.records.schema import Sample, Stop
 from rnnt_bench.system import memory
 
-#: On a CPU the loss alone is timed on one in BATCHES_FOR_A_LOSS batches of a round, for at most
-#: LOSS_SHARE_OF_SECONDS of the time that a step has: making its logits takes the joiner's time, which
-#: no sample shows.
+#: On a CPU the loss alone is timed on one in BATCHES_FOR_A_LOSS batches of a round.  It has at most
+#: LOSS_SHARE_OF_SECONDS of the time of the step, since its samples do not count the time in which
+#: the joiner makes the logits.
 BATCHES_FOR_A_LOSS = 3
 LOSS_SHARE_OF_SECONDS = 0.05
-#: Samples before the first level of memory, and at least between it and the last.
+#: Samples before the memory in use is first read, and at least from then to the last reading.
 LEAST_KEPT = 3
+
+
+class Part(NamedTuple):
+    """Hold what a round measures of a scope.
+
+    Attributes:
+        scope: "loss" or "step".
+        warm_up: the batches that are warmed up, as indices.
+        batches: the batches that are timed, in their order.
+        seconds: time cap of the samples.
+    """
+
+    scope: str
+    warm_up: Sequence[int]
+    batches: Sequence[int]
+    seconds: float
+
+
+def parts(context) -> list[Part]:
+    """Return what the round of a subject.Context measures, in its order.
+
+    Rounds differ in the order of the scopes, and in the batch that comes last, whose gradient is
+    judged.  Rounds that draw batches of their own on a CPU measure the step first, which warms up
+    the loss too, and then the loss alone on some of the batches.  A loss that loops in Python takes
+    seconds and needs no warm-up: it is timed on the lightest batch, and in the first round alone if
+    rounds draw batches.
+    """
+    settings = context.settings
+    number = context.round or 1
+    is_cuda = context.device.type == "cuda"
+    batches = warm_up = context.batches
+    if context.loops_in_python:
+        if settings.own_batches and number > 1:
+            return []
+        batches = [lightest(context.all_batches, batches)]
+        warm_up = []
+    elif not is_cuda:
+        warm_up = heaviest(context.all_batches, batches)
+    step_first = settings.own_batches and not is_cuda
+    scopes = list(settings.scopes)
+    if step_first or number // 2 % 2:
+        scopes.reverse()
+    order = rotated(batches, number)
+    result = [Part(scope, warm_up, order, settings.max_seconds) for scope in scopes]
+    if step_first and len(scopes) > 1:
+        # Others in the next round, since batches may be sorted by size.
+        count = max(1, len(batches) // BATCHES_FOR_A_LOSS)
+        some = rotated(batches, number * count)[:count]
+        result[-1] = Part("loss", [], some, settings.max_seconds * LOSS_SHARE_OF_SECONDS)
+    return result
+
+
+def rotated(batches: Sequence[int], count: int) -> list[int]:
+    """Return the batches with the first `count` moved to the end; `count` may be larger than their
+    number."""
+    turn = count % len(batches)
+    return [*batches[turn:], *batches[:turn]]
 
 
 class OfScope:
     """Takes the samples of a scope, and keeps what is judged after them."""
 
-    def __init__(self, context, clock: Clock, scope: str):
-        self.context, self.clock, self.scope = context, clock, scope
-        self.taken: dict[int, Taken] = {}
-        # the step of the last sample, which the next one drops first
-        self.latest: list[tuple[int, LossStep]] = []
-        self.count = 0  # samples
-        # bytes in use before each further sample, once each batch and LEAST_KEPT samples were measured
-        self.levels: list[int] = []
+    def __init__(self, context, clock: Clock, part: Part):
+        self.context, self.clock, self.scope = context, clock, part.scope
+        self.taken: dict[int, Taken] = {}  # by batch
+        # the batch and the step of the last sample, whose tensors the next sample drops first
+        self.latest: tuple[int, LossStep] | None = None
+        self.count = 0  # of samples, without those of the warm-up
+        self.settled = max(LEAST_KEPT, len(part.batches))  # samples until each batch was measured
+        self.levels: list[int] = []  # bytes in use before each further sample
 
     def sample(self, batch: int, repeat: int, warmup: bool) -> Sample:
-        """Return a sample; arguments as of sampling.Sampler."""
-        self.latest.clear()
+        """Take a sample, as a sampling.Sampler; return its record."""
+        self.latest = None
         if not warmup:
-            first = max(LEAST_KEPT, len(self.taken))
-            if self.count == first:
-                self.levels.clear()
+            if self.count == self.settled:
                 gc.collect()
-            if self.count >= first:
+            if self.count >= self.settled:
                 self.levels.append(in_use(self.context.device))
             self.count += 1
-        # its own: a loss must not know an answer before
-        numbers = 4 * repeat + 2 * warmup + (self.scope == "step")
-        step = self.context.step(self.scope, batch, numbers)
+        # Each sample of a batch has its own numbers, so that a loss cannot know the answer.
+        draw = 4 * repeat + 2 * int(warmup) + int(self.scope == "step")
+        step = self.context.step(self.scope, batch, draw)
         times, loss = time_step(step, self.clock, read=float)
-        self.latest.append((batch, step))
+        self.latest = batch, step
         if not warmup:
-            self.taken[batch] = Taken(numbers, loss, getattr(step.prepared, "ranges", None))
+            self.taken[batch] = Taken(draw, loss, getattr(step.prepared, "ranges", None))
         return Sample(
             scope=self.scope,
             round=self.context.round,
@@ -82,13 +138,22 @@ class OfScope:
             **times._asdict(),
         )
 
-    def kept(self) -> int | None:
-        """Return how many bytes more are in use after each further sample, once the last step is
-        dropped; None where there were too few samples to tell, or the system does not.
+    def end(self) -> Stop:
+        """Keep what is judged of the last sample, drop its step, and return the ``stop`` record."""
+        if self.latest and self.taken:
+            batch, step = self.latest
+            self.taken[batch].keep(self.context, self.scope, step)
+            del step
+        self.latest = None
+        return Stop(scope=self.scope, round=self.context.round, leaked_bytes=self.leaked_bytes())
 
-        A leak adds to most samples, and to the level in the end. A cache that is filled once does
-        not add to most, and memory that comes and goes is given back in the end."""
-        self.latest.clear()
+    def leaked_bytes(self) -> int | None:
+        """Return how many bytes more are in use after each further sample; None where there were too
+        few samples to tell, or the system does not.
+
+        A leak adds to most samples, and to the level in the end.  A cache that is filled once does
+        not add to most, and memory that comes and goes is given back in the end.
+        """
         gc.collect()
         levels = [*self.levels, in_use(self.context.device)]
         added = [after - before for before, after in zip(levels, levels[1:])]
@@ -101,74 +166,41 @@ class OfScope:
 def in_use(where: torch.device) -> int:
     """Return the bytes that torch has on this GPU, or malloc in this process; 0 where the C library
     does not tell."""
-    return (
-        torch.cuda.memory_allocated(where) if where.type == "cuda" else memory.allocated_bytes()[0]
-    )
+    if where.type == "cuda":
+        return torch.cuda.memory_allocated(where)
+    return memory.allocated_bytes()[0]
 
 
 def run(context) -> Iterator[Sample | Stop]:
     """Yield the ``sample`` records of every scope, then their ``stop`` records; raise WrongResult
-    if a loss was wrong.
-
-    Rounds differ in the order of scopes.  If they have batches of their own on a CPU, each measures
-    the step, which also warms up the loss, and then the loss alone on some of its batches.  A loss
-    that loops in Python needs no warm-up and takes seconds: only the lightest batch of the first
-    round is measured.
-    """
+    if a loss was wrong."""
     settings = context.settings
     clock = Clock(context.device, settings.l2 == "cold")
     if clock.cuda:
         context.hold_inputs(context.batches)
-    number = context.round or 1
     threads = device.host_threads(context.device)
-    if settings.own_batches and context.loops_in_python and number > 1:
-        return
-    batches = context.batches
-    warm_up = batches
-    if context.loops_in_python:
-        batches = [lightest(context.all_batches, batches)]
-        warm_up = []
-    elif not clock.cuda:
-        warm_up = heaviest(context.all_batches, batches)
-    loss_last = settings.own_batches and not clock.cuda
     resident = memory.status_bytes("VmRSS")
-    scopes = list(settings.scopes)
-    if loss_last or number // 2 % 2:
-        scopes.reverse()
     weights = dict(context.model.named_parameters())
     weights_before = fingerprints(weights)
     ends: list[tuple[Stop, dict[int, Taken]]] = []
-    for scope in scopes:
-        of_scope = OfScope(context, clock, scope)
-        # The gradient of the last batch is judged: another one in each round.
-        turn = number % len(batches)
-        chosen = [*batches[turn:], *batches[:turn]]
-        seconds = settings.max_seconds
-        if loss_last and scope == "loss" and len(scopes) > 1:
-            # A third of the batches, at least one, and others in the next round, since they may be
-            # sorted by size. The step has warmed up the loss.
-            count = max(1, len(batches) // BATCHES_FOR_A_LOSS)
-            chosen = [batches[(number * count + index) % len(batches)] for index in range(count)]
-            seconds *= LOSS_SHARE_OF_SECONDS
-        else:
-            yield from sampling.warm_up(of_scope.sample, warm_up, settings.max_seconds, threads)
-            if settings.allocator == "reuse" and not clock.cuda and resident is not None:
-                memory.widen_heap((memory.status_bytes("VmRSS") or 0) - resident)
-        caps = {
-            "spread": settings.spread,
-            "max_samples": settings.max_samples,
-            "max_seconds": seconds,
-        }
-        yield from sampling.sweep(of_scope.sample, chosen, **caps, threads=threads)
-        if of_scope.taken:
-            batch, step = of_scope.latest.pop()
-            of_scope.taken[batch].keep(context, scope, step)
-            del step
-        end = Stop(scope=scope, round=context.round, leaked_bytes=of_scope.kept())
-        ends.append((end, of_scope.taken))
+    for part in parts(context):
+        of_scope = OfScope(context, clock, part)
+        yield from sampling.warm_up(of_scope.sample, part.warm_up, settings.max_seconds, threads)
+        is_reused = settings.allocator == "reuse" and not clock.cuda
+        if part.warm_up and is_reused and resident is not None:
+            memory.widen_heap((memory.status_bytes("VmRSS") or 0) - resident)
+        yield from sampling.sweep(
+            of_scope.sample,
+            part.batches,
+            spread=settings.spread,
+            max_samples=settings.max_samples,
+            max_seconds=part.seconds,
+            threads=threads,
+        )
+        ends.append((of_scope.end(), of_scope.taken))
     state = device.state()
-    changed_weights = ", ".join(changed(weights_before, weights))
     changed_state = [name for name, value in context.state.items() if value != state[name]]
     for end, _ in ends:
         end.changed = changed_state
+    changed_weights = ", ".join(changed(weights_before, weights))
     yield from after_timing.run(context, ends, changed_weights)

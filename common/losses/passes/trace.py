@@ -1,12 +1,13 @@
 """Run steps under torch.profiler, whose times are labelled "profiled": the trace pass.
 
-Every step is scope "step" on one batch.  Inputs are made before: ProfilerStep lasts from one
-``prof.step()`` to the next.
+Every step is of scope "step" on one batch.  The inputs of all steps are made first, since a
+ProfilerStep in the trace lasts from one ``prof.step()`` to the next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import cycle, islice
 
 from rnnt_bench.instruments import device, profiler
 from rnnt_bench.losses.step import LossStep
@@ -14,34 +15,33 @@ from rnnt_bench.records.schema import Schedule, Trace
 from rnnt_bench.system.machine import busy_flags
 from rnnt_bench.traces import reader
 
-#: Note of a loss that loops over its cells in Python: each cell would be a thousand events and a
-#: megabyte.
+#: Note of a loss that loops over its cells in Python: its trace would have a thousand events, and a
+#: megabyte, for each cell.
 UNTRACED = "no trace, and memory is the process's: it loops over the cells in Python, too many operations to profile"
 
 
 def run(context) -> Iterator[Trace]:
-    """Yield one ``trace`` record, and write traces and tables to the context's folder.
+    """Yield one ``trace`` record of a subject.Context, and write traces and tables to its folder.
 
-    The folder belongs to this run alone: a trace in it is left from an interrupted attempt, and is
-    removed.
+    Traces that an interrupted attempt has left in the folder are removed.
     """
     settings, folder = context.settings, context.folder
     reader.remove(folder)
     if context.loops_in_python:
         yield Trace(files=[], note=UNTRACED)
         return
-    order = [context.batches[index % len(context.batches)] for index in range(settings.trace_steps)]
-    context.hold_inputs(order)
-    waiting = [context.step("step", batch) for batch in order]
+    batches = list(islice(cycle(context.batches), settings.trace_steps))
+    context.hold_inputs(batches)
+    waiting = [context.step("step", batch) for batch in batches]
 
     def steps() -> Iterator[LossStep]:
         while waiting:
             context.model.zero_grad(set_to_none=True)
-            yield waiting.pop(0)
+            yield waiting.pop(0)  # so that nothing here holds its gradients
 
     foreign = profiler.profile(steps(), settings, context.device, folder, context.adapter.name)
     yield Trace(
-        steps=len(order),
+        steps=len(batches),
         schedule=Schedule(**settings.schedule),
         files=sorted(path.name for path in folder.glob("*.pt.trace.json*")),
         profiler={option: getattr(settings, option) for option in profiler.OPTIONS},
