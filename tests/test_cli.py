@@ -112,7 +112,7 @@ def test_the_list_says_what_each_row_lacks():
 
 def test_a_python_without_torch_runs_no_row(monkeypatch):
     monkeypatch.setattr(listing, "output", lambda *_, **__: "[]")
-    told = listing.states({"fast_rnnt": interpreters.Choice(Path("/usr/bin/python3"))}, "cpu")
+    told = listing.states_of({"fast_rnnt": interpreters.Choice(Path("/usr/bin/python3"))}, "cpu")
     assert told["fast_rnnt"].startswith("missing: /usr/bin/python3 lacks torch: ")
 
 

@@ -1,15 +1,16 @@
-"""Runs every benchmark script, from flags to a table and a report.  Every measuring command ends as
-this one does: what was measured is shown whatever stopped it, and tells the exit code."""
+"""Run the losses as the flags say, then print the table and write the report.
+
+`measuring` and `finish` end every command that measures: it shows what was measured, whatever
+stopped it, and the rows tell the exit code.
+"""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from rnnt_bench.analysis import logs, times
 from rnnt_bench.cli import cluster, parser
@@ -35,7 +36,7 @@ from rnnt_bench.records.schema import Limits
 from rnnt_bench.setup import interpreters
 from rnnt_bench.show import page, tables
 
-#: The file in --log-dir that has the last tables with the lines below them.
+#: The file in --log-dir with the whole table of the last command.
 DETAILS = "details.txt"
 
 
@@ -55,11 +56,15 @@ def benchmark(
     names_of_script: Sequence[str] = (),
     executor: Executor | None = None,
 ) -> int:
-    """Measure the implementations `names` as the flags say and print the table; return the exit
-    code.
+    """Measure implementations as the flags say and print the table; return the exit code.
 
-    names_of_script: those of the script that was started, which prefer the Python it was started
-      with."""
+    Args:
+        names: the implementations
+        arguments: the parsed flags
+        names_of_script: the implementation of the script that was started, and losses of --loss:
+          they run in the Python of this command if they can, and fail the command if they cannot
+        executor: what runs the jobs, in place of processes on this machine
+    """
     if arguments.budget and arguments.sweep:
         raise UserError("--budget is for an ordinary run: leave --sweep out")
     executor = executor or Executor()
@@ -71,87 +76,141 @@ def benchmark(
     )
     is_default = tuple(getattr(arguments, "only", ())) == parser.standard()  # no row was named
     if is_default:
-        rows = default_rows(
-            names, device, bool(arguments.budget), arguments.topology, bool(arguments.sweep)
-        )
+        is_short = bool(arguments.budget)
+        is_sweep = bool(arguments.sweep)
+        rows = default_rows(names, device, is_short, arguments.topology, is_sweep)
         left_out = [name for name in names if name not in (*rows, *names_of_script)]
         if left_out and not arguments.quiet:
             say(f"left out unless --only or --topology names them: {', '.join(left_out)}")
         python_of = {name: choice for name, choice in python_of.items() if name not in left_out}
-    chosen = [key for key, value in flags.items() if value is not None]
+    given = [key for key, value in flags.items() if value is not None]
     swept = [axis.key for axis in arguments.sweep]
-    settings.check_kinds([*chosen, *swept], {implementations.find(name).kind for name in python_of})
+    settings.check_kinds([*given, *swept], {implementations.find(name).kind for name in python_of})
     cells = settings.cells(arguments.sweep)
     settings_of_cells = _settings(arguments.sweep, flags, device)
-    folders: list[Path] = []
+    measurement = Measurement(python_of, flags, arguments, executor)
     with measuring() as ended:
-        controls = Controls()
         if is_default and not arguments.budget:
-            controls = _controls(python_of, settings_of_cells[0], arguments, executor)
+            measurement.add_controls(settings_of_cells[0])
         for number, (cell, resolved) in enumerate(zip(cells, settings_of_cells), 1):
             if cell and not arguments.quiet:
                 say(f"cell {number} of {len(cells)}: {settings.words(cell)}")
-            measure = partial(
-                _measure, python_of, controls, resolved, cell, flags, executor, folders
-            )
-            before = len(folders)
-            try:
-                measure(arguments)
-            except Changed as change:
-                del folders[before:]
-                measure(anew_after(change, arguments))
-    return _finish(ended, folders, arguments, names_of_script)
+            measurement.measure_cell(resolved, cell)
+    return _finish(ended, measurement.folders, arguments, names_of_script)
 
 
-class Controls(NamedTuple):
-    """Hold the rows that measure losses under another condition for their times alone, and the
-    ``limits`` records that gave cause."""
+@dataclass
+class Measurement:
+    """Measures the cells of a sweep, one after the other, or the one cell without a sweep.
 
-    python_of: Mapping[str, interpreters.Choice] = {}
+    Attributes:
+        python_of: the Python of each row
+        flags: the settings that flags gave
+        arguments: all flags
+        executor: what runs the jobs
+        controls: the rows that measure a loss again under another condition, for its times alone
+        limits: the ``limits`` records for which there are controls
+        folders: the folders of the runs so far
+    """
+
+    python_of: Mapping[str, interpreters.Choice]
+    flags: settings.Values
+    arguments: Namespace
+    executor: Executor
+    controls: Sequence[str] = ()
     limits: Sequence[Limits] = ()
+    folders: list[Path] = field(default_factory=list)
 
+    def add_controls(self, resolved: settings.Settings) -> None:
+        """Add the controls of a run for which no row was named.  Raises Interrupted."""
+        self.limits = self._products(resolved)
+        slow = times.slow_products(self.limits)
+        controls = interpreters.controls(self.python_of, resolved.device, slow is not None)
+        if slow is not None and not self.arguments.quiet:
+            fast = [
+                name
+                for name in controls
+                if implementations.find(name).condition == implementations.FAST_MKL
+            ]
+            say(
+                f"torch multiplies at {slow:.0%} of this processor's rate: "
+                f"{', '.join(fast)} are measured without that, see docs/usage.md"
+            )
+        self.python_of = {**self.python_of, **controls}
+        self.controls = list(controls)
 
-def _controls(
-    python_of: Mapping[str, interpreters.Choice],
-    resolved: settings.Settings,
-    arguments: Namespace,
-    executor: Executor,
-) -> Controls:
-    """Return the controls of a run that no row was named for.  Raises Interrupted."""
-    limits: list[Limits] = []
-    usual = [
-        name
-        for name in python_of
-        if implementations.FAST_MKL in implementations.find(name).controls
-    ]
-    python = next((python for name in usual if (python := python_of[name].python)), None)
-    times_steps = "timing" in resolved.passes and "step" in resolved.scopes
-    if python and times_steps and parser.with_limits(arguments, resolved):
-        limits = rounds.products(
-            executor, usual[0], python, resolved, arguments.log_dir, arguments.timeout
-        )
-    slow = times.slow_products(limits)
-    rows = interpreters.controls(python_of, resolved.device, slow is not None)
-    if slow is not None and not arguments.quiet:
-        fast = [
-            name
-            for name in rows
-            if implementations.find(name).condition == implementations.FAST_MKL
-        ]
-        words = f"torch multiplies at {slow:.0%} of this processor's rate: {', '.join(fast)} are measured without that"
-        say(f"{words}, see docs/usage.md")
-    return Controls(rows, limits)
+    def _products(self, resolved: settings.Settings) -> list[Limits]:
+        """Measure how fast torch multiplies matrices, if losses that depend on it are timed; return
+        the ``limits`` records."""
+        times_steps = "timing" in resolved.passes and "step" in resolved.scopes
+        if not (times_steps and parser.with_limits(self.arguments, resolved)):
+            return []
+        for name, choice in self.python_of.items():
+            if choice.python and implementations.FAST_MKL in implementations.find(name).controls:
+                return rounds.products(
+                    self.executor,
+                    name,
+                    choice.python,
+                    resolved,
+                    self.arguments.log_dir,
+                    self.arguments.timeout,
+                )
+        return []
+
+    def measure_cell(self, resolved: settings.Settings, cell: settings.Values) -> None:
+        """Measure one configuration.  A run that cannot go on, since something has changed, is
+        measured anew.
+
+        resolved: all its settings; cell: the swept ones."""
+        before = len(self.folders)
+        try:
+            self._measure(resolved, cell, self.arguments)
+        except Changed as change:
+            del self.folders[before:]
+            self._measure(resolved, cell, without_resume(self.arguments, change))
+
+    def _measure(
+        self, resolved: settings.Settings, cell: settings.Values, arguments: Namespace
+    ) -> None:
+        """Measure one configuration, or go on with its run.  Raises Changed where that cannot go
+        on."""
+        names = list(self.python_of)
+        is_first = not self.folders
+        # A sweep that was stopped has no runs of its later cells: --resume begins them.
+        with open_runs(
+            names, resolved, arguments.log_dir, arguments.resume, cell, or_new=not is_first
+        ) as run_of:
+            self.folders += [run.folder for run in run_of.values()]
+            if is_first:
+                if not arguments.quiet:
+                    announce(names, resolved, self.flags)
+                if {"timing", "trace"} & set(resolved.passes):
+                    warn_of_load(self.executor, resolved)
+            with Progress(arguments.quiet) as progress:
+                session = Session(
+                    run_of, self.python_of, resolved, arguments.timeout, progress, self.executor
+                )
+                for run in run_of.values():
+                    # Where the disk has no room now, they are written with the first job.
+                    with suppress(store.NotWritten):
+                        run.add(self.limits)
+                rounds.measure(
+                    session,
+                    plan(names, resolved, self.controls),
+                    limits=parser.with_limits(arguments, resolved),
+                    wait=parser.wait(arguments),
+                )
 
 
 def on_cluster(arguments: Namespace) -> int:
     """Measure each cell, with the flags of this command, on a node of a Ray cluster, and print the
     table; return the exit code."""
-    # settings that do not go together are refused before anything is sent
+    # Settings that do not go together are refused before anything is sent.
     flags = parser.read_settings(arguments)
     _settings(arguments.sweep, flags, "cpu" if arguments.device == "cpu" else "cuda")
     folders: list[Path] = []
     with measuring() as ended:
-        for folder in cluster.measured(arguments):
+        for folder in cluster.measured(arguments):  # kept one by one: any may be the last
             folders.append(folder)
     return _finish(ended, folders, arguments)
 
@@ -159,11 +218,18 @@ def on_cluster(arguments: Namespace) -> int:
 def default_rows(
     names: Sequence[str], device: str, is_short: bool, topology: str | None, is_sweep: bool = False
 ) -> list[str]:
-    """Return which of these are measured where no row was named.
+    """Return which rows are measured where the user named none.
 
-    Left out are losses on another lattice without --topology, and loops in Python on a CPU.  A
-    sweep leaves out losses by utterance.  A first answer leaves out those of other environments
-    and, on a CPU, those in plain torch."""
+    Losses on another lattice need --topology.  Losses that loop in Python are left out on a CPU.
+
+    Args:
+        names: the rows to choose from
+        device: "cpu", "cuda" or "cuda:N"
+        is_short: whether time is short: losses of other environments are left out, and on a CPU
+          those in plain torch
+        topology: the lattice of --topology
+        is_sweep: whether several configurations are measured: losses by utterance are left out
+    """
     kept = []
     device_type = device.partition(":")[0]
     for name in names:
@@ -171,9 +237,12 @@ def default_rows(
         is_loop = device_type in implementations.attributes_of(implementation).python_loops
         is_plain = implementation.package == "torch" and device_type == "cpu" and not topology
         is_other_lattice = implementation.kind in implementations.LATTICES and not topology
-        is_late = is_short and (implementation.environment != "main" or is_plain)
-        is_beside = is_sweep and implementation.kind == implementations.BY_UTTERANCE
-        if not (is_loop or is_other_lattice or is_late or is_beside):
+        is_slow = implementation.environment != "main" or is_plain
+        is_by_utterance = implementation.kind == implementations.BY_UTTERANCE
+        is_left_out = (
+            is_loop or is_other_lattice or (is_short and is_slow) or (is_sweep and is_by_utterance)
+        )
+        if not is_left_out:
             kept.append(name)
     return kept
 
@@ -182,48 +251,15 @@ def _settings(
     axes: Sequence[settings.Axis], flags: settings.Values, device: str
 ) -> list[settings.Settings]:
     """Return the settings of each cell of a sweep; of one cell without a sweep.  Raises UserError
-    for flags that have no effect."""
+    for flags that have no effect.
+
+    A sweep and a run with --budget have no traces by default.  A sweep has no budget."""
     settings.check_axes(axes, flags)
     if axes or flags["budget"]:
-        flags = {**flags, "passes": flags["passes"] or settings.PASSES[:3]}
+        without_traces = tuple(name for name in settings.PASSES if name != "trace")
+        flags = {**flags, "passes": flags["passes"] or without_traces}
     resolved = [settings.resolve({**flags, **cell}, device) for cell in settings.cells(axes)]
     return [replace(cell, budget=None) for cell in resolved] if axes else resolved
-
-
-def _measure(
-    python_of: Mapping[str, interpreters.Choice],
-    controls: Controls,
-    resolved: settings.Settings,
-    cell: settings.Values,
-    flags: settings.Values,
-    executor: Executor,
-    folders: list[Path],
-    arguments: Namespace,
-) -> None:
-    """Measure one configuration, and add its folders to `folders`.  cell: its values of --sweep;
-    flags: the settings that flags gave."""
-
-    python_of = {**python_of, **controls.python_of}
-    names = list(python_of)
-    is_first = not folders  # a sweep that was stopped has not begun its later cells
-    with open_runs(
-        names, resolved, arguments.log_dir, arguments.resume, cell, or_new=not is_first
-    ) as run_of:
-        folders += [run.folder for run in run_of.values()]
-        if is_first:
-            if not arguments.quiet:
-                announce(names, resolved, flags)
-            if {"timing", "trace"} & set(resolved.passes):
-                warn_of_load(executor, resolved)
-        with Progress(arguments.quiet) as progress:
-            session = Session(run_of, python_of, resolved, arguments.timeout, progress, executor)
-            for run in run_of.values():
-                # goes to disk with its first job, if there is room then
-                with suppress(store.NotWritten):
-                    run.add(controls.limits)
-            jobs = plan(names, resolved, controls.python_of)
-            limits = parser.with_limits(arguments, resolved)
-            rounds.measure(session, jobs, limits=limits, wait=parser.wait(arguments))
 
 
 def announce(names: Sequence[str], resolved: settings.Settings, flags: settings.Values) -> None:
@@ -241,11 +277,14 @@ def announce(names: Sequence[str], resolved: settings.Settings, flags: settings.
     choice = f"{resolved.batches} in each round" if resolved.own_batches else resolved.batches
     batches = f"{count(resolved.num_batches, 'batch')} {size} ({choice})"
     joiner = f"V {resolved.vocab_size}, joiner {resolved.encoder_dim}"
-    repeated = count(resolved.rounds, "round")
+    number_of_rounds = count(resolved.rounds, "round")
     if resolved.budget and settings.FEWEST_IN_BUDGET < resolved.rounds:
-        time = flag_types.worded_duration(resolved.budget)
-        repeated = f"{settings.FEWEST_IN_BUDGET} to {repeated}, as many as begin within {time}"
-    parts = [batches, *settings.described(resolved.to_json()), joiner, resolved.dtype, repeated]
+        budget = flag_types.worded_duration(resolved.budget)
+        number_of_rounds = (
+            f"{settings.FEWEST_IN_BUDGET} to {number_of_rounds}, as many as begin within {budget}"
+        )
+    described = settings.described(resolved.to_json())
+    parts = [batches, *described, joiner, resolved.dtype, number_of_rounds]
     heading = f"measuring {', '.join(names)} on {resolved.device}: {', '.join(parts)}"
     say(f"{heading}; passes {', '.join(resolved.passes)}")
 
@@ -253,32 +292,39 @@ def announce(names: Sequence[str], resolved: settings.Settings, flags: settings.
 def _finish(
     ended: Ending, folders: Sequence[Path], arguments: Namespace, needed: Sequence[str] = ()
 ) -> int:
-    """Print the table of these runs, write the report and return the exit code.  needed: rows that
-    must run."""
+    """Print the table of the runs in some folders, write the report and return the exit code.
+
+    needed: names of the rows that fail the command if they cannot run."""
     if ended.mistake and not any(folder.exists() for folder in folders):
         raise ended.mistake
-    log = logs.read([arguments.log_dir], all_runs=True)  # read back: what is shown is what is kept
+    # The records are read from disk, so that what is shown is what is kept.
+    log = logs.read([arguments.log_dir], all_runs=True)
     shown = log.within(folders)
     rows = [*shown.rows, *shown.swept]
     statuses = [
         "error" if row.name in needed and row.status in NOT_RUNNABLE else row.status for row in rows
     ]
-    log.newest()  # gives each row its earlier runs
+    log.newest()  # sets the earlier runs of each row
     short = tables.screen(shown, tables.this_terminal(), [arguments.log_dir])
     details = tables.whole(shown, folders=[arguments.log_dir])
     return finish(ended, short + "\n", details + "\n", statuses, arguments, log)
 
 
-def anew_after(change: Changed, arguments: Namespace) -> Namespace:
-    """Say why a run cannot go on; return the arguments of one of its own."""
+def without_resume(arguments: Namespace, change: Changed) -> Namespace:
+    """Say that a run cannot go on, since something has changed; return the flags without
+    --resume."""
     say(f"--resume: {plain(change)}: a run of its own begins")
     return Namespace(**{**vars(arguments), "resume": False})
 
 
 @dataclass
 class Ending:
-    """Describe how measuring ended.  mistake: the user's mistake or the full disk that stopped
-    it."""
+    """Describe how measuring ended.
+
+    Attributes:
+        code: exit code, if the rows do not tell it
+        mistake: the mistake of the user, or the full disk, that stopped it
+    """
 
     code: int = EXIT_OK
     mistake: UserError | None = None
@@ -286,8 +332,8 @@ class Ending:
 
 @contextmanager
 def measuring() -> Iterator[Ending]:
-    """Yield how the block ends, filled in when it has: with Ctrl-C, a full disk or a mistake of the
-    user's too."""
+    """Yield an Ending, which is filled in when the block has ended.  Ctrl-C and UserError end the
+    block, and are not raised."""
     ended = Ending()
     try:
         yield ended
@@ -305,28 +351,28 @@ def finish(
     arguments: Namespace,
     log: logs.Log | None = None,
 ) -> int:
-    """Print the table, write it whole and the report to --log-dir, and return the exit code.
+    """Print the table, write details and report to --log-dir, and return the exit code.  Raises the
+    UserError that stopped the measuring.
 
-    short, details: the table without and with --details, "" where that is the same; log: what
-    --log-dir holds, where that is read already.  Raises the UserError that stopped the
-    measuring."""
-    path = arguments.log_dir / DETAILS
-    line = f"stages, options, limits, notes: {path}" if details and not arguments.quiet else ""
-    try:
-        if details:
-            write_whole(f"{command('summarize')} --details has it", (path, details))
-    except UserError as error:
-        line = f"warning: {error}"
+    Args:
+        ended: how the measuring ended
+        short: the table on one screen
+        details: the whole table, for --details and DETAILS; "" if the command has one table only
+        statuses: of the rows, which tell the exit code
+        arguments: the flags
+        log: the records of --log-dir, if they are read already
+    """
+    remark = _write_details(arguments, details) if details else ""
     try:
         print(details if arguments.details else short, end="", flush=True)
     except OSError as error:
         drop_stdout()
         ended.code = ended.code or EXIT_FAILED
-        line = f"warning: no table: {error.strerror or error}; {command('summarize')} prints it"
+        remark = f"warning: no table: {error.strerror or error}; {command('summarize')} prints it"
         if isinstance(error, BrokenPipeError):
-            line = ""
-    if line:
-        say(line)
+            remark = ""
+    if remark:
+        say(remark)
     if isinstance(ended.mistake, store.NotWritten):
         say(f"error: {ended.mistake}")
         ended.code = EXIT_FAILED
@@ -334,20 +380,33 @@ def finish(
         raise ended.mistake
     page.after_run(arguments.log_dir, arguments.quiet, log)
     if ended.code == EXIT_INTERRUPTED:
-        words = f"what was measured is in {arguments.log_dir}, of the stopped job too, which the table leaves out"
-        say(f"interrupted: {words}; --resume continues and runs that job again")
+        say(
+            f"interrupted: what was measured is in {arguments.log_dir}, of the stopped job too, "
+            "which the table leaves out; --resume continues and runs that job again"
+        )
     return ended.code or exit_code(statuses)
 
 
+def _write_details(arguments: Namespace, details: str) -> str:
+    """Write the whole table to --log-dir; return the line that says so, or why it could not be
+    written."""
+    path = arguments.log_dir / DETAILS
+    try:
+        write_whole(f"{command('summarize')} --details has it", (path, details))
+    except UserError as error:
+        return f"warning: {error}"
+    return "" if arguments.quiet else f"stages, options, limits, notes: {path}"
+
+
 def warn_of_load(executor: Executor, resolved: settings.Settings) -> None:
-    """Warn on stderr, whatever --quiet says, where others keep this machine so busy that times will
-    be wrong."""
+    """Warn on stderr, also with --quiet, if other processes keep this machine so busy that times
+    will be wrong."""
     disturbance = executor.disturbance(resolved)
     if disturbance:
         say(f"warning: {disturbance}: times will be too long; wait until the machine is quiet")
 
 
 def exit_code(statuses: Sequence[str]) -> int:
-    """Return 0 when every row that could run did (and at least one could), else 1."""
+    """Return 0 if every row that could run is ok, and at least one is; else 1."""
     ran = [status for status in statuses if status not in NOT_RUNNABLE]
     return EXIT_OK if ran and all(status == "ok" for status in ran) else EXIT_FAILED

@@ -1,9 +1,9 @@
-"""Run each cell of a sweep on a node of a Ray cluster (--executor ray): a plain run of
-benchmark_all.py on one device.
+"""Run each cell of a sweep on a node of a Ray cluster (--executor ray).
 
-A run measures all losses on one device, so no comparison crosses devices.  What a run leaves comes
-back into --log-dir. This side never imports Ray: rnnt_bench.cli.ray_driver does, in a Python that
-has it.
+A cell is one combination of the values of --sweep.  It is a plain run of benchmark_all.py, which
+measures all losses on one device, so no comparison crosses devices.  The folders of the run come
+back into --log-dir.  This module never imports Ray: it starts rnnt_bench.cli.ray_driver in a Python
+that has Ray.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from rnnt_bench.core.text import count, plain
 from rnnt_bench.records.run import claim_folder
 from rnnt_bench.setup import environments
 
-#: A Python that has Ray, where that is not the ray environment: that of a cluster of another
-#: version, say.
+#: The environment variable that names a Python with Ray, where that is not the ray environment: the
+#: cluster may have another version of Ray.
 PYTHON = "RAY_PYTHON"
 
 
 class Answer(NamedTuple):
-    """Hold what the driver says of a command that has ended.
+    """Hold a line that the driver writes when the command of a cell has ended.
 
     Attributes:
-        cell: its place among the commands
-        code, message: its exit code and last words
+        cell: index of the command
+        code: its exit code
+        message: the last line of its stderr
         node: the computer that ran it
-        folder: its log folder, packed, in base64
+        folder: its log folder, a .tar.gz in base64
     """
 
     cell: int
@@ -69,10 +70,9 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def measured(arguments: Namespace) -> Iterator[Path]:
-    """Run every cell, with the flags of this command, on the cluster; yield each folder that comes
-    back.
-
-    Raises UserError."""
+    """Run every cell on the cluster, with the flags of this command; yield each run folder that
+    comes back.  Raises UserError, also for cells that could not be measured, when all have
+    ended."""
     if arguments.resume or arguments.in_place:
         flag = "--resume" if arguments.resume else "--in-place"
         raise UserError(
@@ -86,16 +86,16 @@ def measured(arguments: Namespace) -> Iterator[Path]:
         ]
         commands.append([*shared(sys.argv[1:]), *axes])
     lost = 0
-    device = arguments.device.partition(":")[0]
-    for answer in _answers(commands, device, arguments.ray_address):
-        where = settings.words(cells[answer.cell]) or "the run"
+    device_type = arguments.device.partition(":")[0]
+    for answer in _answers(commands, device_type, arguments.ray_address):
+        name = settings.words(cells[answer.cell]) or "the run"
         if answer.folder:
             yield from unpacked(base64.b64decode(answer.folder), arguments.log_dir)
         if answer.code not in (EXIT_OK, EXIT_FAILED):
             lost += 1
-            say(f"warning: {where}: {plain(answer.message)} ({answer.node})")
+            say(f"warning: {name}: {plain(answer.message)} ({answer.node})")
         elif not arguments.quiet:
-            say(f"{where}: measured on {answer.node}")
+            say(f"{name}: measured on {answer.node}")
     if lost:
         raise UserError(
             f"--executor ray: {lost} of {count(len(cells), 'cell')} could not be measured, see above"
@@ -103,15 +103,18 @@ def measured(arguments: Namespace) -> Iterator[Path]:
 
 
 def shared(words: Sequence[str]) -> list[str]:
-    """Return the flags that every cell's run gets of a command line: without the name of the
-    command, its axes, and what is of this machine alone."""
-    local = ArgumentParser(add_help=False)
+    """Return the words of a command line that the run of every cell gets, and "--quiet".  Left out
+    are the name of the command, what is swept, and flags that concern this machine alone.
+
+    words: "sweep", "vocab-size=500,4096", "--only", "k2", "--log-dir", "here"."""
+    left_out = ArgumentParser(add_help=False)
     for flag in ("--executor", "--ray-address", "--log-dir", "--sweep"):
-        local.add_argument(flag)
+        left_out.add_argument(flag)
     for flag in ("--quiet", "--details"):
-        local.add_argument(flag, action="store_true")
+        left_out.add_argument(flag, action="store_true")
     flags = words[1:] if words[:1] in (["run"], ["sweep"]) else words
-    return [*local.parse_known_args([word for word in flags if not _is_axis(word)])[1], "--quiet"]
+    _, kept = left_out.parse_known_args([word for word in flags if not _is_axis(word)])
+    return [*kept, "--quiet"]
 
 
 def _is_axis(word: str) -> bool:
@@ -122,9 +125,10 @@ def _is_axis(word: str) -> bool:
         return False
 
 
-def _answers(commands: list[list[str]], device: str, address: str) -> Iterator[Answer]:
-    """Run commands on devices of the cluster; yield an answer as each has ended.  Raises
-    UserError."""
+def _answers(commands: list[list[str]], device_type: str, address: str) -> Iterator[Answer]:
+    """Run commands on the cluster; yield an answer when each has ended.  Raises UserError.
+
+    device_type: "cpu", "cuda" or "auto"; address: of the cluster's head."""
     chosen = os.environ.get(PYTHON)
     python = Path(chosen) if chosen else environments.interpreter("ray")
     if python is None:
@@ -132,7 +136,7 @@ def _answers(commands: list[list[str]], device: str, address: str) -> Iterator[A
     command = [str(python), "-m", "rnnt_bench.cli.ray_driver"]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile("w+") as stdin, tempfile.TemporaryFile("w+") as errors:
-        json.dump({"address": address, "device": device, "commands": commands}, stdin)
+        json.dump({"address": address, "device": device_type, "commands": commands}, stdin)
         stdin.seek(0)
         try:
             process = subprocess.Popen(
@@ -151,7 +155,7 @@ def _answers(commands: list[list[str]], device: str, address: str) -> Iterator[A
                 yield Answer(**json.loads(line))
             code = process.wait()
         finally:
-            process.kill()  # and Ray ends its tasks; nothing where it has ended
+            process.kill()  # Ray ends its tasks then; it does nothing to a process that has ended
             process.wait()
         if code:
             errors.seek(0)
@@ -162,17 +166,19 @@ def _answers(commands: list[list[str]], device: str, address: str) -> Iterator[A
 
 def unpacked(packed: bytes, log_dir: Path) -> Iterator[Path]:
     """Write the run folders of a packed log folder into `log_dir`, each under a name that is free;
-    yield them."""
+    yield their paths.
+
+    packed: a .tar.gz with FOLDER/FILE of each run; other members are left out."""
     runs: dict[str, dict[str, bytes]] = {}
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         for member in archive:
             folder, _, name = member.name.partition("/")
-            content = archive.extractfile(member)
-            if content and name and "/" not in name:
-                runs.setdefault(folder, {})[name] = content.read()
+            stream = archive.extractfile(member)
+            if stream and name and "/" not in name:
+                runs.setdefault(folder, {})[name] = stream.read()
     for folder, files in sorted(runs.items()):
         claim = claim_folder(log_dir, folder)
-        for name, text in files.items():
-            claim.path.with_name(name).write_bytes(text)
+        for name, content in files.items():
+            claim.path.with_name(name).write_bytes(content)
         claim.release()
         yield claim.path.parent

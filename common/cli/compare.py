@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shutil
 import tempfile
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
 from rnnt_bench.analysis import comparison, logs
@@ -133,7 +133,8 @@ def parser() -> Parser:
 
 
 def sides_of(options: Namespace) -> comparison.Sides:
-    """Return the pairs to compare, and what could not be paired.  Raises UserError."""
+    """Return the two sides that the flags name: the pairs of rows to compare, and the rows without
+    a partner.  Raises UserError."""
     sides = options.sides
     if options.baseline:
         log = Path(*(sides[:1] or ["log"]))
@@ -162,9 +163,9 @@ def kept_as(log: Path, name: str) -> Path:
     return folder
 
 
-def no_baseline(row: Row) -> str:
-    """Return why the times of a row are none to compare with, too few rounds or other load; ""
-    where they are."""
+def unfit_reason(row: Row) -> str:
+    """Return why the times of a row make no baseline: it has too few rounds without other load; ""
+    if they do."""
     for times in map(row.times_of, SCOPES):
         rounds = len(times.medians)
         loaded = len(times.loaded)
@@ -176,46 +177,60 @@ def no_baseline(row: Row) -> str:
 
 def save(log: Path, name: str) -> Path:
     """Keep the records of the newest runs of a log folder as the baseline `name`; return its
-    folder.  What has that name stays beside it, as NAME.1, NAME.2, ...  Raises UserError."""
+    folder.  Raises UserError."""
+    # A letter or digit, then more of these, '.' and '-': "main", "v1.2-gpu".
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(
             f"--save-baseline {name!r}: give a name of letters, digits, '.', '-' and '_'"
         )
+    folder = log / store.BASELINES / name
+    runs = runs_to_keep(log)
+    try:
+        folder.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
+            new = Path(scratch) / "new"
+            for run in runs:
+                copy = new / run.relative_to(log)
+                copy.mkdir(parents=True)
+                shutil.copyfile(run / schema.FILE_NAME, copy / schema.FILE_NAME)
+            move_aside(folder)
+            new.rename(folder)
+    except OSError as error:
+        raise UserError(cannot_write(folder, error, "free some space")) from error
+    return folder
+
+
+def runs_to_keep(log: Path) -> list[Path]:
+    """Return the folders of the newest runs of a log folder that make a baseline; warn of the
+    others.  Raises UserError where there are none."""
     rows = [row for row in logs.read([log]).rows if (row.folder / schema.FILE_NAME).is_file()]
     if not rows:
         raise UserError(f"--save-baseline: no runs under {log}: run `{command('run')}` first")
-    unfit = {row.name: reason for row in rows if (reason := no_baseline(row))}
+    unfit = {row.name: reason for row in rows if (reason := unfit_reason(row))}
     runs = [row.folder for row in rows if row.name not in unfit]
     if not runs:
         reasons = "; ".join(f"{plain(name)}: {reason}" for name, reason in unfit.items())
         raise UserError(
             f"--save-baseline: {reasons}: what is compared with it would have no verdict"
         )
-    for row_name, reason in unfit.items():
-        store.warn(f"--save-baseline: {row_name} is left out: {reason}")
-    folder = log / store.BASELINES / name
-    try:
-        folder.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
-            for run in runs:
-                copy = Path(scratch) / "new" / run.relative_to(log)
-                copy.mkdir(parents=True)
-                shutil.copyfile(run / schema.FILE_NAME, copy / schema.FILE_NAME)
-            if os.path.lexists(folder):
-                older = next(
-                    path
-                    for n in itertools.count(1)
-                    if not os.path.lexists(path := Path(f"{folder}.{n}"))
-                )
-                folder.rename(older)
-                say(f"the older {name} is {older} now")
-            (Path(scratch) / "new").rename(folder)
-    except OSError as error:
-        raise UserError(cannot_write(folder, error, "free some space")) from error
-    return folder
+    for name, reason in unfit.items():
+        store.warn(f"--save-baseline: {name} is left out: {reason}")
+    return runs
+
+
+def move_aside(folder: Path) -> None:
+    """Rename a folder that is there to NAME.1, or NAME.2, ... where that is taken, and say so."""
+    if not os.path.lexists(folder):
+        return
+    number = 1
+    while os.path.lexists(older := Path(f"{folder}.{number}")):
+        number += 1
+    folder.rename(older)
+    say(f"the older {folder.name} is {older} now")
 
 
 def main(options: Namespace) -> int:
+    """Compare, or save a baseline, as the flags say; return the exit code."""
     if options.strict and options.fail_on_slower is None:
         raise UserError(
             "--strict only applies with --fail-on-slower P%: add that, or remove --strict"
@@ -228,16 +243,8 @@ def main(options: Namespace) -> int:
         print(f"kept as {save(Path(*(options.sides or ['log'])), options.save_baseline)}")
         return EXIT_OK
     sides = sides_of(options)
-    changes = comparison.compare(
-        sides.pairs, [options.scope] if options.scope else SCOPES, options.tolerance
-    )
-    failures: list[str] = []
-    undecided: list[str] = []
-    if options.fail_on_slower is not None:
-        undecided = comparison.undecided(changes, options.fail_on_slower)
-        failures = comparison.regressions(
-            changes, options.fail_on_slower
-        ) + comparison.missing_runs(sides)
+    scopes = [options.scope] if options.scope else SCOPES
+    changes = comparison.compare(sides.pairs, scopes, options.tolerance)
     remarks = on_one_side(sides)
     if options.format == "table" and not options.details:
         text = screen(changes, remarks, tables.this_terminal())
@@ -246,16 +253,24 @@ def main(options: Namespace) -> int:
     print(text, end="", flush=True)
     if options.output is not None:
         say(f"page: {write(changes, remarks, options.output)}")
+    if options.fail_on_slower is None:
+        return EXIT_OK
+    failures = comparison.regressions(changes, options.fail_on_slower) + comparison.missing_runs(sides)
+    return judged(failures, comparison.undecided(changes, options.fail_on_slower), options.strict)
+
+
+def judged(failures: Sequence[str], undecided: Sequence[str], strict: bool) -> int:
+    """Print what --fail-on-slower found, and return the exit code.
+
+    failures: the times that surely grew, and rows that are missing; undecided: the times that may
+    have grown; strict: whether these have an exit code of their own."""
     for failure in failures:
         say(f"--fail-on-slower: {plain(failure)}")
     if undecided:
-        others = (
-            f"; likewise {count(len(undecided) - 1, 'time')} more (--details)"
-            if len(undecided) > 1
-            else ""
-        )
-        advice = "" if options.strict else "; --strict exits with 3"
-        say(f"warning: --fail-on-slower: not decided: {plain(undecided[0])}{others}{advice}")
+        first, *others = undecided
+        more = f", and {count(len(others), 'more time')} (--details)" if others else ""
+        advice = "" if strict else "; --strict exits with 3"
+        say(f"warning: --fail-on-slower: not decided: {plain(first)}{more}{advice}")
     if failures:
         return EXIT_FAILED
-    return EXIT_UNDECIDED if undecided and options.strict else EXIT_OK
+    return EXIT_UNDECIDED if undecided and strict else EXIT_OK

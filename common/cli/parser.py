@@ -26,14 +26,14 @@ from rnnt_bench.core.implementations import (
 )
 from rnnt_bench.core.text import closest
 
-#: The default of --wait.
+#: Seconds to wait for a quiet machine, where neither --wait nor the preset says otherwise.
 WAIT_SECONDS = 60.0
 
 
 def add_flags(parser: ArgumentParser, without: Collection[str] = ()) -> None:
-    """Add the flags of a run.  A setting that is not given stays None; the preset decides.
+    """Add the flags of a run.  A setting whose flag is not given is None: the preset decides.
 
-    without: flags that the command has no use for; they are as if they were not given."""
+    without: names of flags that the command does not take; their values are None."""
     groups: dict[str, Any] = {}
     parser.set_defaults(**dict.fromkeys(without))
     for key, setting in settings.SETTINGS.items():
@@ -125,8 +125,10 @@ def add_flags(parser: ArgumentParser, without: Collection[str] = ()) -> None:
 
 
 def add_setting(group: Any, key: str, help: str, **arguments: Any) -> None:
-    """Add the flag of a setting to another command, which says in its own words what it means
-    there."""
+    """Add the flag of a setting to a command that takes few of them.
+
+    key: of settings.SETTINGS; help: what it means in that command; arguments: others of
+    add_argument."""
     group.add_argument(
         settings.SETTINGS[key].flag,
         help=help,
@@ -135,28 +137,21 @@ def add_setting(group: Any, key: str, help: str, **arguments: Any) -> None:
 
 
 def add(group: Any, flag: str, short: str = "", **arguments: Any) -> None:
-    """Add a flag as add_argument does.  short: the sentence of --help; "" leaves it to
-    --help-all."""
+    """Add a flag as add_argument does.
+
+    short: the sentence of the short --help; "" for a flag that only --help-all shows."""
     group.add_argument(flag, **arguments).short = short
 
 
 def read_settings(arguments: Namespace) -> settings.Values:
-    """Return the flags that are settings of the run (see rnnt_bench.core.settings), None for those
-    not given.  Raises UserError for a shape file that is not there, before anything is started."""
+    """Return {key: value} of the settings of the run (see rnnt_bench.core.settings); None for flags
+    that are not given.  Raises UserError for a shape file that is not there, and for durations
+    between which nothing is."""
     flags = {key: vars(arguments).get(key) for key in settings.SETTINGS if key != "device"}
-    shape_file: Path | None = flags["shape_file"]
-    if shape_file is not None:
-        from rnnt_bench.data import shapes  # brings numpy, which no reader waits for
-
-        if problem := files.not_a_file(shape_file):
-            advice = f"make one with {command('shapes')} or remove the flag"
-            raise UserError(f"--shape-file {shape_file}: {problem}; {advice}")
-        path = shape_file.resolve()
-        flags["shape_file"] = str(
-            path.relative_to(files.ROOT) if files.ROOT in path.parents else path
-        )
-        flags["file_vocab_size"] = shapes.vocab_size(path)
-    shortest, longest = flags["min_duration"], flags["max_duration"]
+    if flags["shape_file"] is not None:
+        flags.update(_shape_file_settings(flags["shape_file"]))
+    shortest = flags["min_duration"]
+    longest = flags["max_duration"]
     if shortest is not None and longest is not None and shortest > longest:
         raise UserError(
             f"--min-duration {shortest:g} is above --max-duration {longest:g}: no utterance is between"
@@ -164,38 +159,56 @@ def read_settings(arguments: Namespace) -> settings.Values:
     return flags
 
 
+def _shape_file_settings(file: Path) -> settings.Values:
+    """Return the path of a shape file, relative to the suite if it lies in there, and the number of
+    symbols that its tokens are of.  Raises UserError."""
+    from rnnt_bench.data import shapes  # imports numpy, which commands that only read do not need
+
+    if problem := files.not_a_file(file):
+        advice = f"make one with {command('shapes')} or remove the flag"
+        raise UserError(f"--shape-file {file}: {problem}; {advice}")
+    path = file.resolve()
+    is_inside = files.ROOT in path.parents
+    return {
+        "shape_file": str(path.relative_to(files.ROOT) if is_inside else path),
+        "file_vocab_size": shapes.vocab_size(path),
+    }
+
+
 def with_limits(arguments: Namespace, resolved: settings.Settings) -> bool:
-    """Tell whether the device's limits are measured: as --limits says, else as the preset does."""
+    """Return whether the device's limits are measured: as --limits says, or by default unless the
+    run is quick, has a budget or is a sweep."""
     if arguments.limits is not None:
         return bool(arguments.limits)
-    return flag_types.size_and_workload(resolved.preset)[0] != "quick" and not (
-        arguments.budget or arguments.sweep
-    )
+    is_quick = flag_types.size_and_workload(resolved.preset)[0] == "quick"
+    return not (is_quick or arguments.budget or arguments.sweep)
 
 
 def wait(arguments: Namespace) -> float:
-    """Return how many seconds to wait, in all, for a quiet machine: as --wait says, else as the
-    preset does."""
+    """Return how many seconds to wait, in all, for a quiet machine: as --wait says, or by default
+    WAIT_SECONDS; 0 if the run is quick or a sweep."""
     if arguments.wait is not None:
         return float(arguments.wait)
     return WAIT_SECONDS if settings.waits(arguments.preset, dict(arguments.sweep)) else 0.0
 
 
 def implementations(everything: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Return the type of a flag that takes names of the table, and files such as
-    benchmark_flash.py, with :VARIANT and @ENVIRONMENT behind them.  The row of a file is in the
-    table from then on.  "all" is `everything`."""
+    """Return the type of a flag that takes implementations, with commas between them.
+
+    Each is the name of a row, or a file such as benchmark_flash.py, with :VARIANT and @ENVIRONMENT
+    behind it.  A file becomes a row of the table.  The word "all" means `everything`."""
 
     def parse(text: str) -> tuple[str, ...]:
-        names, others = [], []
+        names = []
+        unlisted = []  # rows that the table makes on demand
         for word in map(str.strip, text.split(",")):
-            file = re.match(r".+?\.py(?=[:@]|$)", word)
+            file = re.match(r".+?\.py(?=[:@]|$)", word)  # "flash.py" of "flash.py:modified@k2"
             name = of_file(file[0]).name + word[file.end() :] if file else word
             if "@" in name or name.endswith(f":{BY_UTTERANCE}"):
-                name = find(name).name  # its own where that is the environment
-                others.append(name)
+                name = find(name).name  # "k2@k2" is "k2"
+                unlisted.append(name)
             names.append(name)
-        choices = dict.fromkeys([*(row.name for row in with_variants()), *others])
+        choices = dict.fromkeys([*(row.name for row in with_variants()), *unlisted])
         return flag_types.some_of(list(choices), everything)(",".join(names))
 
     return parse
@@ -217,8 +230,8 @@ def add_loss(group: Any) -> None:
 
 
 def own_loss(text: str) -> str:
-    """Parse [NAME=]MODULE:FUNCTION or [NAME=]FILE.py:FUNCTION, and write the script that measures
-    it beside what is compiled; return the name of its row."""
+    """Parse [NAME=]MODULE:FUNCTION or [NAME=]FILE.py:FUNCTION, make a row of the table of it, and
+    return the name of the row.  Raises UserError."""
     name, _, target = text.rpartition("=")
     module, _, function = target.rpartition(":")
     if not (module and function):
@@ -231,11 +244,19 @@ def own_loss(text: str) -> str:
         name = name or f"{path.stem}.{function}"
         target = f"{path}:{function}"
     else:
-        folder, path = _location_of(module)
+        folder, path = _folder_and_file(module)
         name = name or f"{module}.{function}"
         folders = (str(folder),)
-    if path.suffix == ".py" and path.is_file():  # not within an archive
-        _need_function(path, function)
+    if path.suffix == ".py" and path.is_file():  # a file within an archive is not read
+        _check_function(path, function)
+    return of_file(str(_written_script(name, target, folders))).name
+
+
+def _written_script(name: str, target: str, folders: tuple[str, ...]) -> Path:
+    """Write the script that measures a function, beside what is compiled; return its path.
+
+    name: of its row; target: FILE.py:FUNCTION or MODULE:FUNCTION; folders: where to import the
+    module from."""
     script = files.BUILD / "losses" / f"loss_of_{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.py"
     content = (
         f'"""Made by --loss {target}."""\nfrom rnnt_bench.losses.adapter import OfFunction\n\nclass Own(OfFunction):\n'
@@ -243,30 +264,32 @@ def own_loss(text: str) -> str:
     )
     files.make_folder(script.parent, "make it writable")
     files.write_whole("make it writable", (script, content))
-    return of_file(str(script)).name
+    return script
 
 
-def _location_of(module: str) -> tuple[Path, Path]:
-    """Return the folder that the package of a module lies in, the current folder first, and the
-    module's file, or its folder where it has no file.  Raises UserError."""
+def _folder_and_file(module: str) -> tuple[Path, Path]:
+    """Return the folder to import a module from, and the module's file, without importing it.  The
+    current folder is searched first.  Raises UserError.
+
+    A namespace package has no file: its folder is returned instead."""
     locations: list[Path] = []
     search = [os.getcwd(), *sys.path]
     for part in module.split("."):
         spec = PathFinder.find_spec(part, search)
-        search = list(spec.submodule_search_locations or ()) if spec else []
-        location = (spec and spec.origin) or next(iter(search), None)
-        if location is None:
+        if spec is None:
             raise UserError(
                 f"{module} is not found here, nor by {sys.executable}; install it or give FILE.py:FUNCTION"
             )
-        locations.append(Path(location).resolve())
+        search = list(spec.submodule_search_locations or ())
+        locations.append(Path(spec.origin or search[0]).resolve())
     top, file = locations[0], locations[-1]
     package = top.parent if top.name == "__init__.py" else top
     return package.parent, file
 
 
-def _need_function(path: Path, function: str) -> None:
-    """Raise UserError for a file that is no Python, or nowhere has the name of the function."""
+def _check_function(path: Path, function: str) -> None:
+    """Raise UserError for a file that is not Python, or where the name of the function does not
+    appear.  A file that may get names from elsewhere is not refused."""
     source = path.read_text(encoding="utf-8", errors="replace")
     try:
         ast.parse(source)
@@ -274,12 +297,12 @@ def _need_function(path: Path, function: str) -> None:
         raise UserError(f"{path}, line {error.lineno}: not Python ({error.msg})") from error
     name = function.partition(".")[0]
     if not re.search(rf"\b{re.escape(name)}\b|import \*|__getattr__", source):
-        names = re.findall(r"(?m)^(?:def|class) (\w+)", source)
+        names = re.findall(r"(?m)^(?:def|class) (\w+)", source)  # "loss" of "def loss(logits):"
         raise UserError(f"{path}: has no function {name}{closest(name, names)}")
 
 
 def standard() -> tuple[str, ...]:
-    """Return the names of what is measured by default."""
+    """Return the names of the rows that are measured by default."""
     rows = [row for row in IMPLEMENTATIONS if not row.template]
     return (
         *(row.name for row in rows),
@@ -288,7 +311,7 @@ def standard() -> tuple[str, ...]:
 
 
 def add_choice(parser: ArgumentParser) -> None:
-    """Add the flags that choose implementations; `chosen` reads them."""
+    """Add the flags that choose implementations, which `chosen` reads."""
     group = parser.add_argument_group("which implementations")
     names = implementations(standard())
     variants = ", ".join(row.name for row in with_variants() if ":" in row.name)
@@ -315,28 +338,22 @@ def add_choice(parser: ArgumentParser) -> None:
         choices=tuple(LATTICES),
         help=f"Losses on another lattice. {lattices}. Default: the transducer's",
     )
-    words = "All losses but these."
-    add(group, "--skip", words, type=names, metavar="A,B", default=(), help=words)
+    skip = "All losses but these."
+    add(group, "--skip", skip, type=names, metavar="A,B", default=(), help=skip)
 
 
 def chosen(arguments: Namespace) -> list[str]:
-    """Return the names that the flags of `add_choice` choose, the user's own first.  Raises
-    UserError."""
-    names = [
-        name
-        for name in dict.fromkeys([*arguments.loss, *arguments.only])
-        if name not in arguments.skip
-    ]
+    """Return the names of the rows that --loss, --only, --topology and --skip choose, those of
+    --loss first.  Raises UserError where there are none."""
+    only = arguments.only
+    if arguments.topology and only == standard():
+        only = [row.name for row in with_variants() if not row.template]
+    candidates = dict.fromkeys([*arguments.loss, *only])
+    names = [name for name in candidates if name not in arguments.skip]
     if not names:
         raise UserError("--skip: it leaves nothing of --only")
     if arguments.topology:
-        if arguments.only == standard():
-            names = [row.name for row in with_variants() if not row.template]
-        names = [
-            name
-            for name in names
-            if find(name).kind == arguments.topology and name not in arguments.skip
-        ]
+        names = [name for name in names if find(name).kind == arguments.topology]
         if not names:
             raise UserError(f"--topology: no loss of --only is on the lattice {arguments.topology}")
     return names

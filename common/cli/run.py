@@ -1,10 +1,5 @@
-"""Measure every loss and print which one to use: the command `run`, and the benchmark scripts of
-single losses.
-
-Each pass and round of a loss has a process of its own, so a crash, a hang or a missing package
-costs only that row. Ctrl-C and SIGTERM keep what is measured.  Exit code: 0 if every row that could
-run did, 1 if some failed, 2 for bad usage.
-"""
+"""Define the flags of the command `run`, and of the benchmark scripts of single losses.
+benchmark.py does what they say."""
 
 from __future__ import annotations
 
@@ -17,9 +12,12 @@ from rnnt_bench.core import implementations
 from rnnt_bench.core.arguments import Parser
 from rnnt_bench.core.called import command
 
-DESCRIPTION = f"""Measure every loss and print which one to use.
+DESCRIPTION = """Measure every loss and print which one to use.
 
-{(__doc__ or "").partition(chr(10) * 2)[2]}"""
+Each pass and round of a loss has a process of its own, so a crash, a hang or a missing package
+costs only that row. Ctrl-C and SIGTERM keep what is measured.  Exit code: 0 if every row that could
+run did, 1 if some failed, 2 for bad usage.
+"""
 EXAMPLES = """examples
   {prog} --preset quick                          a smoke run
   {prog} --device cuda --vocab-size 4096         on my GPU, with my vocabulary
@@ -31,8 +29,11 @@ EXAMPLES = """examples
 def parser() -> Parser:
     result = Parser(description=DESCRIPTION, examples=EXAMPLES)
     add_choice(result)
-    words = "List the implementations, where each would run and what it lacks, and stop."
-    result.add_argument("--list", action="store_true", help=words)
+    result.add_argument(
+        "--list",
+        action="store_true",
+        help="List the implementations, where each would run and what it lacks, and stop.",
+    )
     add_flags(result)
     cluster.add_flags(result)
     return result
@@ -44,8 +45,9 @@ def main(options: Namespace) -> int:
 
 @dataclass(frozen=True)
 class Script:
-    """Describe the script of one implementation as a command.  A template measures all others
-    beside its own."""
+    """Describe the script of one implementation as a command, which command.run runs.
+
+    A script made from the template benchmark_mine.py measures all other losses beside its own."""
 
     file: str
     description: str | None
@@ -55,7 +57,8 @@ class Script:
         return implementations.of_file(self.file)
 
     def parser(self) -> Parser:
-        """Return its parser.  Raises UserError for a file that is no row."""
+        """Return the parser of the script.  Raises UserError for a file that has no
+        implementation."""
         epilog = (
             f"docs/reading.md tells how to read the table; {command('summarize')} prints it again."
         )
@@ -66,10 +69,11 @@ class Script:
         return result
 
     def main(self, options: Namespace) -> int:
-        name, kind = self.implementation.name, self.implementation.kind
-        names = [name]
-        if self.implementation.template:
-            if options.only == standard() and kind in implementations.LATTICES:
-                options.topology = options.topology or kind  # beside losses on the same lattice
+        """Measure the implementation, and the losses beside it; return the exit code."""
+        own = self.implementation
+        names = [own.name]
+        if own.template:
+            if options.only == standard() and own.kind in implementations.LATTICES:
+                options.topology = options.topology or own.kind
             names += chosen(options)
-        return benchmark.benchmark(list(dict.fromkeys(names)), options, [name])
+        return benchmark.benchmark(list(dict.fromkeys(names)), options, [own.name])

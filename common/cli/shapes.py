@@ -1,11 +1,11 @@
 """Write a shape file: (T, U) of every utterance of a corpus, from which the benchmarks draw their
 batches.
 
-It reads a lhotse manifest (it computes no features), or draws from the published figures of
-train-clean-100; lhotse makes manifests of corpora (`lhotse prepare librispeech`) and of Kaldi
-folders (`lhotse kaldi import`).  T is the number of encoder frames after subsampling, U the number
-of BPE tokens of the text.  A JSON file beside it has the source, hashes, counts and versions; the
-same input gives the same files.
+T is the number of encoder frames after subsampling, U the number of BPE tokens of the text.  They
+come from a lhotse manifest, without computing features, or are drawn from the published figures of
+train-clean-100.  lhotse makes manifests of corpora (`lhotse prepare librispeech`) and of Kaldi
+folders (`lhotse kaldi import`).  A JSON file beside the shape file has the source, hashes, counts
+and versions; the same input gives the same files.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ EXAMPLES = f"""examples:
   {command("shapes")} --manifest librispeech_supervisions_train-clean-100.jsonl.gz --bpe-vocab-size 500 \\
       --speed-perturbation 0.9 1.0 1.1 --output mine.pt
   {command("run")} --shape-file mine.pt"""
-WRITE = Path()  # of --features without a file
-#: Flags that do not go with --from-figures.
+#: The value of --features without FILE.
+WRITE = Path()
+#: Flags that only apply with --manifest.
 MANIFEST_ONLY = (
     "recordings",
     "bpe_model",
@@ -164,6 +165,7 @@ def parser() -> Parser:
 
 
 def main(options: Namespace) -> int:
+    """Write the shape file, print what was written, and return the exit code."""
     try:
         return generate(options)
     except KeyboardInterrupt:
@@ -172,8 +174,12 @@ def main(options: Namespace) -> int:
 
 
 def generate(flags: Namespace) -> int:
+    """Write the shape file that the flags describe; return the exit code.  Where a package is
+    missing, start again in the main environment, or raise UserError."""
     check(flags)
-    packages = ["torch", "numpy", *([] if flags.from_figures else ["lhotse", "sentencepiece"])]
+    packages = ["torch", "numpy"]
+    if not flags.from_figures:
+        packages += ["lhotse", "sentencepiece"]
     try:
         for package in packages:
             importlib.import_module(package)
@@ -191,14 +197,17 @@ def generate(flags: Namespace) -> int:
 
 
 def check(flags: Namespace) -> None:
-    """Tell `flags` whether features are written; raise UserError for flags that do not go
-    together."""
+    """Raise UserError for flags that do not go together.  Set `write_features` for --features
+    without FILE, and `features` to None then."""
     flags.write_features = flags.features is WRITE
-    flags.features = None if flags.write_features else flags.features
-    source, foreign = (
-        ("--from-figures", MANIFEST_ONLY) if flags.from_figures else ("--manifest", ("seed",))
-    )
-    refuse(parser(), flags, foreign, f"does not go with {source}; leave one of them out")
+    if flags.write_features:
+        flags.features = None
+    if flags.from_figures:
+        refuse(
+            parser(), flags, MANIFEST_ONLY, "does not go with --from-figures; leave one of them out"
+        )
+    else:
+        refuse(parser(), flags, ["seed"], "does not go with --manifest; leave one of them out")
     if flags.manifest and (flags.bpe_model is None) == (flags.bpe_vocab_size is None):
         raise UserError(
             "give either --bpe-model FILE or --bpe-vocab-size V (500 in icefall), to count tokens with"

@@ -22,10 +22,15 @@ EXAMPLES = """examples
 
 def parser() -> Parser:
     result = Parser(description=DESCRIPTION, examples=EXAMPLES)
-    group = result.add_argument_group("what varies")
-    keys = f"Values to measure at. KEY is one of {', '.join(settings.SWEEPABLE)}"
-    short = "Values to measure at: vocab-size=500,4096."
-    add(group, "sweep", short, nargs="+", type=settings.axis, metavar="KEY=A,B", help=keys)
+    add(
+        result.add_argument_group("what varies"),
+        "sweep",
+        "Values to measure at: vocab-size=500,4096.",
+        nargs="+",
+        type=settings.axis,
+        metavar="KEY=A,B",
+        help=f"Values to measure at. KEY is one of {', '.join(settings.SWEEPABLE)}",
+    )
     add_choice(result)
     add_flags(result, without=("sweep", "budget"))
     cluster.add_flags(result)

@@ -231,7 +231,7 @@ def measured(
                     benchmark.warn_of_load(executor, settings)
                 _carry_out(tasks, of_tool, settings, arguments, executor, follow)
         except run.Changed as change:
-            arguments = benchmark.anew_after(change, arguments)
+            arguments = benchmark.without_resume(arguments, change)
             return measured(
                 tool, name, config, tasks, settings, arguments, answer, executor, timed, follow
             )
