@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure every loss and print which one to use: see ``benchmark_all.py --help`` and
+"""Measure every loss and print which one to use, see ``benchmark_all.py --help`` and
 docs/usage.md."""
 
 import sys

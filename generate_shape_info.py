@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Write a shape file, (T, U) of every utterance of a corpus: see ``generate_shape_info.py
---help``."""
+"""Write a shape file: the frames and tokens (T, U) of every utterance of a corpus.  See
+``generate_shape_info.py --help``."""
 
 import sys
 

@@ -10,7 +10,8 @@ def main() -> int:
     from rnnt_bench.command import main
     from rnnt_bench.core.files import ROOT
 
-    # Another Python can start this script, unlike a module of a package.
+    # The command may start itself again under another Python, which can run this script but may be
+    # unable to import the package.
     sys.argv[0] = str(ROOT / "rnnt-bench")
     return main(sys.argv[1:])
 

@@ -1,8 +1,8 @@
-"""The suite from Python: what it measured as rows, and a loss of one's own measured and checked.
+"""Use the suite from Python: read what it measured as rows, measure and check a loss of your own.
 
 `load`, `measure` and `check` run the command in a process of its own: nothing of the suite is
 imported into yours, and a loss that crashes ends no notebook.  `assert_is_transducer_loss` calls
-the loss in your process, for tests, and `FlopCounter` counts what runs in it.
+the loss in your process, for tests, and `FlopCounter` counts what runs in your process.
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ from typing import Any, NamedTuple
 
 from rnnt_bench.core.files import PACKAGE
 
+#: "mypackage.rnnt:loss", or the function.
 Loss = str | Callable[..., Any]
-#: Columns that a notebook shows.
+#: How many columns a notebook shows.
 SHOWN = 11
 
 
 class Row(dict[str, Any]):
-    """A row: its plain values, as ``rnnt-bench summarize --format csv`` has them, then what has
-    parts."""
+    """Hold what was measured of one loss in one configuration, with the keys of ``rnnt-bench
+    summarize --format json``."""
 
     @property
     def plain(self) -> dict[str, Any]:
-        """Return the values without parts: the same keys for every run, the table's first."""
+        """Return the values that are no dicts or lists.  Every row has the same keys, those of the
+        table first."""
         return {key: value for key, value in self.items() if not isinstance(value, (dict, list))}
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the table that a notebook shows."""
         return Results([self])._repr_html_()
 
 
 class Results(list[Row]):
-    """Rows, one for each loss and configuration, with the keys of ``rnnt-bench summarize --format
-    json``."""
+    """Hold rows, one for each loss and configuration."""
 
     def to_frame(self) -> Any:
-        """Return a pandas DataFrame of the plain values; a list of them where pandas is not
+        """Return a pandas DataFrame of the plain values, or a list of dicts if pandas is not
         installed."""
         rows = [row.plain for row in self]
         try:
@@ -56,19 +57,28 @@ class Results(list[Row]):
     def _repr_html_(self) -> str:
         """Return a table of the first columns for a notebook."""
         heads = list(self[0])[:SHOWN] if self else []
-        body = ""
-        for line in [heads, *([row.get(head, "") for head in heads] for row in self)]:
-            words = (
-                f"{cell:.4g}" if isinstance(cell, float) else html.escape(str(cell))
-                for cell in line
-            )
-            body += f"<tr>{''.join(f'<td>{word}</td>' for word in words)}</tr>"
-        return f"<table>{body}</table>"
+        lines = [_html_line(heads)]
+        lines += [_html_line([row.get(head, "") for head in heads]) for row in self]
+        return f"<table>{''.join(lines)}</table>"
+
+
+def _html_line(cells: Sequence[Any]) -> str:
+    """Return a line of a table in HTML."""
+    line = ""
+    for cell in cells:
+        text = f"{cell:.4g}" if isinstance(cell, float) else html.escape(str(cell))
+        line += f"<td>{text}</td>"
+    return f"<tr>{line}</tr>"
 
 
 class Check(NamedTuple):
-    """right: whether every case was answered right, or does not apply; findings: "case: what was
-    wrong"; cells: the outcome of each case that was asked."""
+    """Hold the answers of a loss to the corner cases; true if all are right.
+
+    Attributes:
+        right: whether every case was answered right, or does not apply
+        findings: what was wrong: "ragged: fail: ..."
+        cells: the outcome of each case that was asked, by its name
+    """
 
     right: bool
     findings: list[str]
@@ -81,8 +91,7 @@ class Check(NamedTuple):
 def load(
     path: str | Path | Sequence[str | Path] = "log", all_runs: bool = False, tool: str = ""
 ) -> Results:
-    """Return the rows of the losses in log folders; those of runs of a model where there are no
-    others.
+    """Return the rows of the losses in log folders.  If there are none, return those of tools.
 
     Args:
         path: a log folder, or several.
@@ -95,7 +104,9 @@ def load(
     flags = ["--all-runs"] if all_runs else []
     rows = json.loads(_run("summarize", *map(str, paths), "--format", "json", *flags))
     wanted = [row for row in rows if row.get("tool", "") == tool]
-    return Results(map(Row, wanted if tool else wanted or rows))
+    if not (wanted or tool):
+        wanted = rows
+    return Results(map(Row, wanted))
 
 
 def measure(
@@ -114,17 +125,16 @@ def measure(
         vocab_size: V, blank included.
         beside: names of losses to measure beside it, "torchaudio" say.
         log_dir: where the records go; None keeps none.
-        flags: those of ``rnnt-bench run``, as preset="quick", rounds=3, passes="timing,memory".
+        flags: flags of ``rnnt-bench run``: preset="quick", rounds=3, passes="timing,memory".
 
     Raises ValueError for a loss that a process cannot import, and for flags that do not fit.
     """
-    words = _words(
-        {"passes": "timing,memory", **flags, "vocab_size": vocab_size, "loss": _target(loss)}
-    )
+    options = {"passes": "timing,memory", **flags, "vocab_size": vocab_size, "loss": _target(loss)}
     only = ["--only", ",".join(beside)] if beside else ["--skip", "all"]
     with tempfile.TemporaryDirectory(prefix="rnnt-bench-") as scratch:
         folder = str(log_dir or scratch)
-        _run("run", *words, *only, "--quiet", "--log-dir", folder, allowed=(0, 1))
+        arguments = [*_as_arguments(options), *only, "--quiet", "--log-dir", folder]
+        _run("run", *arguments, allowed=(0, 1))
         return Results(sorted(load(folder), key=lambda row: row["name"] in beside))
 
 
@@ -132,17 +142,19 @@ def check(loss: Loss, **flags: Any) -> Check:
     """Ask a loss the corner cases of ``rnnt-bench check``.
 
     Args:
-        loss: see `measure`.
-        flags: those of ``rnnt-bench check``, as cases="ragged,no_targets", device="cuda".
+        loss: a function or "mypackage.rnnt:loss", as `measure` takes it.
+        flags: flags of ``rnnt-bench check``: cases="ragged,no_targets", device="cuda".
 
     Raises ValueError for a loss that a process cannot import.
     """
-    words = _words({**flags, "loss": _target(loss), "format": "json"})
+    options = {**flags, "loss": _target(loss), "format": "json"}
     with tempfile.TemporaryDirectory(prefix="rnnt-bench-") as scratch:
-        rows = json.loads(_run("check", *words, "--quiet", "--log-dir", scratch, allowed=(0, 1)))
-    odd = [row for row in rows if row["result"] not in ("pass", "n/a")]
+        arguments = [*_as_arguments(options), "--quiet", "--log-dir", scratch]
+        rows = json.loads(_run("check", *arguments, allowed=(0, 1)))
     findings = [
-        ": ".join(filter(None, [row["case"], row["result"], row["message"]])) for row in odd
+        ": ".join(filter(None, [row["case"], row["result"], row["message"]]))
+        for row in rows
+        if row["result"] not in ("pass", "n/a")
     ]
     return Check(not findings, findings, {row["case"]: row for row in rows if row["case"]})
 
@@ -150,16 +162,16 @@ def check(loss: Loss, **flags: Any) -> Check:
 def assert_is_transducer_loss(
     loss: Callable[..., Any], device: str = "cpu", dtype: str = "float32"
 ) -> None:
-    """Raise AssertionError, with what is wrong, unless `loss` is the transducer loss: for tests.
+    """Raise AssertionError, with what is wrong, unless `loss` is the transducer loss.
 
     Loss and gradient are compared with a float64 oracle on small batches: ragged, without targets,
     of one frame, with sharp logits, and under an upstream gradient.
 
     Args:
-        loss: ``loss(logits, targets, T_lengths, U_lengths)``, called in this process; a closure
-          does too.
+        loss: ``loss(logits, targets, T_lengths, U_lengths)``, called in this process; it may be a
+          closure.
         device: "cpu" or "cuda".
-        dtype: of the logits.
+        dtype: dtype of the logits, "float32" or another.
     """
     from rnnt_bench.losses.passes.correctness import wrong_of
 
@@ -181,50 +193,54 @@ def __getattr__(name: str) -> Any:
 
 
 def _target(loss: Loss) -> str:
-    """Return MODULE:FUNCTION or FILE.py:FUNCTION of a loss.  Raises ValueError."""
+    """Return the value of --loss for a loss, MODULE:FUNCTION or FILE.py:FUNCTION.  Raises
+    ValueError for a function that another process cannot import."""
     if isinstance(loss, str):
         return loss
     module = getattr(loss, "__module__", None)
+    # A function within another has "<locals>" in its name, a lambda "<lambda>".
     name = getattr(loss, "__qualname__", "<")
     file = getattr(sys.modules.get(module or ""), "__file__", None)
-    if module is None or "<" in name or (module == "__main__" and file is None):
+    is_script = module == "__main__"
+    if module is None or "<" in name or (is_script and file is None):
         raise ValueError(
             f"{loss}: give a function at the top level of a module or script, which a process can import"
         )
-    return f"{file}:{name}" if module == "__main__" else f"{module}:{name}"
+    return f"{file if is_script else module}:{name}"
 
 
-def _words(flags: Mapping[str, Any]) -> list[str]:
-    """Return flags as a command line has them: {"vocab_size": 500} is --vocab-size 500."""
-    return [
-        word for key, value in flags.items() for word in (f"--{key.replace('_', '-')}", str(value))
-    ]
+def _as_arguments(flags: Mapping[str, Any]) -> list[str]:
+    """Return flags as the words of a command line: {"vocab_size": 500} as "--vocab-size", "500"."""
+    arguments = []
+    for key, value in flags.items():
+        arguments += [f"--{key.replace('_', '-')}", str(value)]
+    return arguments
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of rnnt-bench in a process of its own, with the folders from which this one
-    imports."""
+    """Run a command of rnnt-bench in a process of its own, which imports from the same folders as
+    this one; return how it ended, with stdout and stderr."""
     folders = [os.path.abspath(folder) for folder in sys.path]
-    # Python adds its own folders itself.
+    # Python adds the folders of its installation itself.
     folders = [folder for folder in folders if not folder.startswith((sys.prefix, sys.base_prefix))]
-    variables = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(PACKAGE.parent), *folders])),
-    }
-    line = [sys.executable, "-m", "rnnt_bench", *arguments]
+    python_path = os.pathsep.join(dict.fromkeys([str(PACKAGE.parent), *folders]))
     return subprocess.run(
-        line, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        [sys.executable, "-m", "rnnt_bench", *arguments],
+        env={**os.environ, "PYTHONPATH": python_path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last line of stderr of a command."""
+    """Return the last line of stderr of a command that has ended."""
     return (done.stderr.strip().splitlines() or ["no output"])[-1]
 
 
 def _run(*arguments: str, allowed: Sequence[int] = (0,)) -> str:
-    """Run a command of rnnt-bench and return what it prints.  Raises ValueError with its last line
-    of stderr where it ends with a code that is not `allowed`, or breaks."""
+    """Run a command of rnnt-bench, pass its warnings on, and return its stdout.  Raises ValueError,
+    with the last line of stderr, if its exit code is not `allowed`, or it had a traceback."""
     done = command(*arguments)
     for line in done.stderr.splitlines():
         if line.startswith("warning: "):

@@ -1,6 +1,8 @@
-"""Starts the commands of rnnt-bench and the scripts of the top level.  Scripts of losses are
-imported by every process that measures, and begin under a Python without any package, so nothing
-heavy is imported above."""
+"""Start the commands of rnnt-bench and the scripts of the top level.
+
+Every process that measures imports the scripts of losses, and so this module; and any Python may
+start them, with no package installed.  So nothing heavy is imported at the top.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,13 @@ from rnnt_bench.core.called import PROGRAM
 
 
 class Command(NamedTuple):
-    """module: has ``parser()``, and ``main(options)`` of what that parsed, which returns the exit
-    code."""
+    """Describe a command.
+
+    Attributes:
+        summary: the sentence of --help
+        module: has ``parser()``, which makes the parser of the flags, and ``main(options)``, which
+          takes the parsed flags and returns the exit code
+    """
 
     summary: str
     module: str
@@ -69,13 +76,16 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `rnnt-bench` with these words; return its exit code."""
+    """Run `rnnt-bench` with the words of a command line; return its exit code."""
     from rnnt_bench.core.text import closest
 
     errors.safe_streams()
     name, *others = words or ["--help"]
-    if name in ("-h", "--help", "help", "-V", "-v", "--version"):
-        print(_version() if "v" in name.lower() else _help())
+    if name in ("-h", "--help", "help"):
+        print(_help())
+        return errors.flushed()
+    if name in ("-V", "-v", "--version"):
+        print(_version())
         return errors.flushed()
     if name not in COMMANDS:
         errors.say(
@@ -86,13 +96,15 @@ def main(words: Sequence[str]) -> int:
 
 
 def script(name: str) -> int:
-    """Run the script of the top level that does what a command does; return its exit code."""
+    """Run a command under the name of the script that was started, such as summarize.py; return the
+    exit code."""
     return run(Path(sys.argv[0]).name, sys.argv[1:], lambda: import_module(COMMANDS[name].module))
 
 
 def script_main(file: str, description: str | None) -> int:
-    """Run the benchmark script `file` of one implementation, of a template with all others; return
-    the exit code."""
+    """Run the benchmark script of one implementation; return the exit code.
+
+    file, description: the script, and its docstring for --help."""
 
     def load() -> Any:
         from rnnt_bench.cli.run import Script
@@ -103,10 +115,13 @@ def script_main(file: str, description: str | None) -> int:
 
 
 def run(program: str, words: Sequence[str], load: Callable[[], Any]) -> int:
-    """Run the command that `load` returns, a module or else what has its `parser` and `main`;
-    return the exit code.
+    """Run a command, and return its exit code.
 
-    program: how the user called it."""
+    Args:
+        program: its name in messages: "rnnt-bench run"
+        words: its flags
+        load: imports it, and returns the module, or an object with the same `parser` and `main`
+    """
     from rnnt_bench.setup import interpreters
 
     def parsed_and_run() -> int:
@@ -120,22 +135,23 @@ def run(program: str, words: Sequence[str], load: Callable[[], Any]) -> int:
 
 
 def _help() -> str:
-    """Return what `rnnt-bench --help` prints."""
+    """Return the text of `rnnt-bench --help`."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}s}  {command.summary}" for name, command in COMMANDS.items()]
     usage = f"usage: {PROGRAM} COMMAND [flags]     ({PROGRAM} COMMAND --help: its flags)"
-    words = "Find out which transducer (RNN-T) loss is fast, small and right on this machine."
-    return "\n".join([usage, "", words, "", *lines, "", f"  {PROGRAM} --version"])
+    purpose = "Find out which transducer (RNN-T) loss is fast, small and right on this machine."
+    return "\n".join([usage, "", purpose, "", *lines, "", f"  {PROGRAM} --version"])
 
 
 def _version() -> str:
-    """Return "rnnt-bench 0.1.0", with the revision of a checkout."""
+    """Return "rnnt-bench 0.1.0"; in a checkout with its revision, "rnnt-bench 0.1.0 (1a2b3c4d5e6f
+    with changes)"."""
     import rnnt_bench
     from rnnt_bench.core.files import ROOT
     from rnnt_bench.system import machine
 
+    version = f"{PROGRAM} {rnnt_bench.__version__}"
     revision, changed = machine.git_state(ROOT)
-    state = " with changes" if changed else ""
-    return f"{PROGRAM} {rnnt_bench.__version__}" + (
-        f" ({revision[:12]}{state})" if revision else ""
-    )
+    if not revision:
+        return version
+    return f"{version} ({revision[:12]}{' with changes' if changed else ''})"

@@ -1,13 +1,13 @@
-"""A pytest fixture that fails when a loss became slower than a saved baseline.
+"""Define a pytest fixture that fails a test if a loss is slower than a saved baseline.
 
 In conftest.py: ``pytest_plugins = ["rnnt_bench.pytest_plugin"]``.  In a test::
 
     def test_speed(not_slower):
         not_slower(my_loss, "baselines/my_loss", percent=10, vocab_size=500)
 
-The first time it measures the baseline, leaves its log folder there and skips; remove the folder to
-measure it anew. It skips as well, with the reason, where there is no verdict: too few rounds, other
-load, another machine.
+The first time it measures the baseline, leaves its log folder there, and skips the test.  Remove
+the folder to measure the baseline anew.  The test is also skipped, with the reason, if there is no
+verdict: too few rounds, other load, another machine.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from rnnt_bench import api
 from rnnt_bench.core import files
 from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK
 
-#: Held while a loss is measured, since tests that run at once would slow each other: of
-#: pytest-xdist, say.
+#: A lock that is held while a loss is measured: tests that run at once, under pytest-xdist say,
+#: would slow each other.
 LOCK = Path(tempfile.gettempdir()) / "rnnt-bench-not-slower.lock"
 
 
 @pytest.fixture
 def not_slower(tmp_path: Path) -> Callable[..., None]:
-    """Return a function that measures a loss and fails the test where it is surely slower than it
-    was."""
+    """Return a function that measures a loss, and fails the test if the loss is surely slower than
+    the baseline."""
 
     def check(
         loss: api.Loss,
@@ -41,18 +41,21 @@ def not_slower(tmp_path: Path) -> Callable[..., None]:
         strict: bool = False,
         **flags: Any,
     ) -> None:
-        """Measure `loss`, and fail where the whole interval of a time is above the baseline's by
-        `percent` %.
+        """Measure a loss, and fail if a time is more than `percent` % above the baseline's, with its
+        whole interval.
 
         Args:
-            loss, flags: as of `rnnt_bench.measure`.
+            loss: a function or "mypackage.rnnt:loss".
             baseline: the log folder of the measurement to compare with.
-            percent: how much slower is no failure.
-            strict: whether the test fails, instead of being skipped, where there is no verdict.
+            percent: how much slower the loss may be.
+            strict: whether the test fails, instead of being skipped, if there is no verdict.
+            flags: flags of ``rnnt-bench run``: preset="quick", rounds=3.
         """
 
         def no_verdict(reason: str) -> NoReturn:
-            (pytest.fail if strict else pytest.skip)(reason)
+            if strict:
+                pytest.fail(reason)
+            pytest.skip(reason)
 
         log = tmp_path / "log"
         with files.locked(LOCK, waiting=lambda: None):
@@ -60,9 +63,9 @@ def not_slower(tmp_path: Path) -> Callable[..., None]:
         for row in rows:
             assert row["status"] == "ok", f"{row['name']}: {row['reason']}"
         if not Path(baseline).exists():
-            kept = api.command("compare", "--save-baseline", "kept", str(log))
-            if kept.returncode != EXIT_OK:
-                no_verdict(api.last_line(kept))
+            saved = api.command("compare", "--save-baseline", "kept", str(log))
+            if saved.returncode != EXIT_OK:
+                no_verdict(api.last_line(saved))
             shutil.copytree(log / "baselines" / "kept", baseline)
             pytest.skip(f"{baseline} holds the baseline from now on")
         compared = api.command(

@@ -439,12 +439,15 @@ def test_a_full_disk_leaves_nothing_of_a_folder_of_results(tmp_path, disk):
 
 def test_lines_that_cannot_be_read_are_no_whole_folder(tmp_path):
     shutil.copytree(WHOLE, tmp_path / "log")
-    change(tmp_path / "log" / "003-fused", "sample", total_wall_ns="damaged")
+    (tmp_path / "log" / "003-fused").rename(tmp_path / "log" / "fused-30")
+    change(tmp_path / "log" / "fused-30", "sample", total_wall_ns="damaged")
+    change(tmp_path / "log" / "fused-30", "run", git_revision=None)
     done = run("rnnt-bench", "submit", tmp_path / "log", "--into", tmp_path / "results")
-    assert done.returncode == 1 and "003-fused" in done.stderr and "cannot be read" in done.stderr
+    assert done.returncode == 1 and "fused-30: its records have no revision" in done.stderr
+    assert "cannot be read" in done.stderr and "003" not in done.stderr
     assert not done.stdout and not any((tmp_path / "results").iterdir())
     check = run("rnnt-bench", "submit", "--check", tmp_path / "log")
-    assert check.returncode == 1 and "003-fused" in check.stderr
+    assert check.returncode == 1 and "fused-30" in check.stderr
 
 
 @pytest.mark.parametrize("words", FAULTS)

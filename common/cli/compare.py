@@ -255,7 +255,9 @@ def main(options: Namespace) -> int:
         say(f"page: {write(changes, remarks, options.output)}")
     if options.fail_on_slower is None:
         return EXIT_OK
-    failures = comparison.regressions(changes, options.fail_on_slower) + comparison.missing_runs(sides)
+    failures = comparison.regressions(changes, options.fail_on_slower) + comparison.missing_runs(
+        sides
+    )
     return judged(failures, comparison.undecided(changes, options.fail_on_slower), options.strict)
 
 

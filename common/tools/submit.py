@@ -2,9 +2,10 @@
 wrong with one.
 
 Every record is written anew, field by field: numbers, and a few texts that name packages, settings
-and hardware.  No file is copied, so no path, message or trace leaves the machine.  A run is
-refused, with a line for each reason.  It may be incomplete (interrupted rows, fewer than three
-rounds, no revision, no machine), of several machines, or measured beside other load."""
+and hardware.  No file is copied, so no path, message or trace leaves the machine.  A log folder is
+refused, with a line for each reason, if a run is incomplete (interrupted rows, fewer than three
+rounds, no revision, no machine), was measured beside other load, or on another machine than the
+others."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +29,26 @@ from rnnt_bench.core.settings import FEWEST_ROUNDS, SETTINGS
 from rnnt_bench.core.text import count, plain
 from rnnt_bench.records import schema, store
 
-#: Fields whose texts are kept ("..." for what is no WORDS); numbers are kept everywhere, other
-#: texts nowhere.
-ALLOWED = frozenset(
+#: Fields of records whose texts are sent, as `sendable` has them.  Numbers are sent of every field,
+#: other texts of none.
+SENT_TEXTS = frozenset(
     """record name run_id suffix package kind settings values started git_revision cpu vectors os python gpu torch
     device device_name cuda driver throttled_by implementation_version options ours default l2 denormals allocator
     variables transparent_huge_pages affinity shape_file_sha256 scope dtype kernel flags status pass job
     differing reached_by_padding by same_as""".split()
 )
-WORDS = re.compile(r"[\w .,:;()\[\]+@%=<>'-]{0,120}")
-#: Environment variables that are kept, of those that a record has.
+#: A text without a path or an address: "AMD EPYC 7763, 2 cores", "2.11.0+cpu".
+HARMLESS = re.compile(r"[\w .,:;()\[\]+@%=<>'-]{0,120}")
+#: Environment variables whose values are sent.
 VARIABLES = frozenset(
     """OMP_NUM_THREADS OMP_PROC_BIND OMP_PLACES OMP_WAIT_POLICY OMP_DYNAMIC OMP_SCHEDULE KMP_AFFINITY KMP_BLOCKTIME
     GOMP_CPU_AFFINITY GOMP_SPINCOUNT MKL_NUM_THREADS MKL_CBWR MKL_DYNAMIC MKL_ENABLE_INSTRUCTIONS MKL_DEBUG_CPU_TYPE
     MALLOC_ARENA_MAX MALLOC_MMAP_MAX_ MALLOC_MMAP_THRESHOLD_ MALLOC_TRIM_THRESHOLD_ MALLOC_TOP_PAD_ MALLOC_CONF
     NVIDIA_TF32_OVERRIDE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE CUBLAS_WORKSPACE_CONFIG LD_PRELOAD""".split()
 )
-#: Kinds of records that results hold, but for those of traces.
+#: Kinds of records that are sent, unless they are of the trace pass.
 KINDS = ("run", "environment", "correctness", "sample", "stop", "memory", "limits", "status")
-#: Scripts that a command line may begin with, by name.
+#: {name: path in a checkout} of the scripts that measure losses.
 SCRIPTS = {
     Path(file).name: file
     for file in (
@@ -57,35 +59,37 @@ SCRIPTS = {
 }
 #: Commands of rnnt-bench that measure losses.
 COMMANDS = ("run", "sweep")
-#: Files that a user's run may name in its settings.
-SUITES_OWN = ("shape_info.pt", "data/shape_info.features.pt")
+#: Shape files whose paths are sent: those of the suite.
+SHAPE_FILES = ("shape_info.pt", "data/shape_info.features.pt")
 
 
 def kept(value: Any, field: str) -> Any:
-    """Return what may leave the machine of a field of a record; None or nothing in the place of the
-    rest."""
+    """Return the part of a field of a record that may leave the machine, None if nothing may.
+
+    value: in types of JSON; field: its name, "" for a whole record."""
     if isinstance(value, dict):
-        fields = field if field in ("settings", "values", "variables") else ""
+        # The texts in these dicts are sent as the field is, whatever their keys.
+        of_field = field in ("settings", "values", "variables")
         items = {}
         for key, item in value.items():
-            if not (key in VARIABLES if field == "variables" else WORDS.fullmatch(key)):
+            is_sent = key in VARIABLES if field == "variables" else HARMLESS.fullmatch(key)
+            if not is_sent:
                 continue
-            new = kept(item, fields or key)
-            if new is not None or item is None:
-                items[key] = new
+            part = kept(item, field if of_field else key)
+            if part is not None or item is None:
+                items[key] = part
         return items
     if isinstance(value, (list, tuple)):
-        values = (kept(item, field) for item in value)
-        return [item for item in values if item is not None]
+        parts = (kept(item, field) for item in value)
+        return [part for part in parts if part is not None]
     if isinstance(value, str):
-        return sendable(value) if field in ALLOWED else None
+        return sendable(value) if field in SENT_TEXTS else None
     return value
 
 
 def sendable(text: str) -> str:
-    """Return a text as it may be sent: itself, or "..." in the place of what may name a path or a
-    person."""
-    return text if WORDS.fullmatch(text) else "..."
+    """Return a text, or "..." in place of one that may name a path or a person."""
+    return text if HARMLESS.fullmatch(text) else "..."
 
 
 def records(folder: Path) -> Iterator[dict[str, Any]]:
@@ -103,13 +107,15 @@ def records(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def shape_file(path: Any) -> str:
-    """Return the path of a shape file as it may be sent; "own" for a user's."""
-    return path if path in SUITES_OWN else "own"
+    """Return the path of a shape file of the suite; "own" for one of the user."""
+    return path if path in SHAPE_FILES else "own"
 
 
 def flags_of(command: Any) -> list[str]:
-    """Return the script of a command line, and its flags that say what it measured, without a
-    path."""
+    """Return the words of a command line that say what it measured: its script, and flags with
+    values that are sendable.
+
+    command: the command line in a record, of any type there."""
     if not isinstance(command, list) or not command:
         return []
     script, *arguments = map(str, command)
@@ -119,7 +125,7 @@ def flags_of(command: Any) -> list[str]:
         result += [word for word in arguments[:1] if word in COMMANDS]
     flags = {"--only", "--skip", "--topology", "--in-place", "--limits", "--sweep"}
     flags.update(setting.flag for setting in SETTINGS.values())
-    if result[1:] == ["sweep"]:  # its axes are words: vocab-size=500,4096
+    if result[1:] == ["sweep"]:  # what is swept is given without dashes: vocab-size=500,4096
         axes = (word for word in arguments[1:] if f"--{word.partition('=')[0]}" in flags)
         result += map(sendable, axes)
     for word, following in zip(arguments, [*arguments[1:], "--"]):
@@ -137,32 +143,31 @@ def flags_of(command: Any) -> list[str]:
 
 
 def damage(folder: Path) -> Iterator[str]:
-    """Yield a line for each file of runs that has lines which are no records."""
+    """Yield a line for each file of records in a folder that has unreadable lines."""
     for file in store.files_named(schema.FILE_NAME, folder):
         lost = store.lost(file)
         if lost:
             yield f"{file.parent.name}: {count(lost, 'line')} of {file.name} cannot be read: measure again"
 
 
-def keep(rows: Sequence[Row], folder: Path) -> None:
-    """Write the runs of the suite's own losses into an empty folder.  Raises UserError, and OSError
-    where it cannot."""
+def rows_to_send(rows: Sequence[Row]) -> dict[str, Row]:
+    """Return {"001-fused": its row} of the rows to send, by the name of their folder in results/:
+    those of the suite's own losses, whose records can be read.  A file of records that is a link, or
+    in a folder that is one, is not sent."""
     losses = {row.name for row in implementations.with_variants()}
-    names = {row.folder: row.header.name for row in rows if not row.unreadable}
-    for number, (run, name) in enumerate(names.items(), 1):
-        file = run / schema.FILE_NAME
-        loss = name.partition("@")[0].removesuffix(f":{implementations.BY_UTTERANCE}")
-        if loss not in losses or not file.is_file() or run.is_symlink() or file.is_symlink():
-            continue
-        below = folder / f"{number:03d}-{name.replace(':', '-').replace('@', '-at-')}"
-        below.mkdir()
-        with open(below / schema.FILE_NAME, "x", encoding="utf-8") as stream:
-            for record in records(run):
-                stream.write(json.dumps(record, separators=(",", ":")) + "\n")
+    result: dict[str, Row] = {}
+    for row in rows:
+        file = row.folder / schema.FILE_NAME
+        is_file = file.is_file() and not (file.is_symlink() or row.folder.is_symlink())
+        loss = row.header.name.partition("@")[0].removesuffix(f":{implementations.BY_UTTERANCE}")
+        if is_file and loss in losses and not row.unreadable:
+            name = row.header.name.replace(":", "-").replace("@", "-at-")
+            result[f"{len(result) + 1:03d}-{name}"] = row
+    return result
 
 
 def folder_name(rows: Sequence[Row]) -> str:
-    """Return the name of a folder: the day and the device of its rows.
+    """Return the name of a folder of results: the day and the device of its rows,
     "2026-11-23-amd-epyc-2-cores"."""
     row = next((row for row in rows if row.device_name), rows[0])
     cores = f"{row.header.machine.cores} cores" if row.device == "cpu" else ""
@@ -170,7 +175,7 @@ def folder_name(rows: Sequence[Row]) -> str:
 
 
 def dashed(*words: str) -> str:
-    """Return words as the name of a folder."""
+    """Return words as the name of a folder: "amd-epyc-2-cores" of "AMD EPYC", "2 cores"."""
     return re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")
 
 
@@ -180,8 +185,11 @@ def rows_of(folder: Path) -> list[Row]:
     return [*log.rows, *log.swept]
 
 
-def problems(folder: Path) -> Iterator[str]:
-    """Yield what makes a folder of results incomplete or inconsistent, a line each."""
+def problems(folder: Path, sources: Mapping[str, Row] | None = None) -> Iterator[str]:
+    """Yield a line for each reason why a folder of results is incomplete or inconsistent.
+
+    sources: the rows from which its runs were made, by the names of their folders there; lines name
+    the folders of these rows."""
     try:
         rows = rows_of(folder)
     except UserError as error:
@@ -189,12 +197,13 @@ def problems(folder: Path) -> Iterator[str]:
         return
     yield from damage(folder)
     for row in rows:
-        yield from (f"{row.folder.name}: {problem}" for problem in _problems(row))
-    if not any(row.ms for row in rows) and not [*store.files_named(schema.TOOL_FILE_NAME, folder)]:
+        name = (sources or {}).get(row.folder.name, row).folder.name
+        yield from (f"{name}: {problem}" for problem in _problems(row))
+    if not any(row.ms for row in rows) and not store.files_named(schema.TOOL_FILE_NAME, folder):
         yield "nothing was measured: no row has a time"
     readable = [row for row in rows if not row.unreadable]
     differences = [
-        words for row in readable[1:] for words in machines.differences(readable[0], row)
+        difference for row in readable[1:] for difference in machines.differences(readable[0], row)
     ]
     devices = {row.device_name for row in readable if row.device_name}
     if differences:
@@ -205,7 +214,7 @@ def problems(folder: Path) -> Iterator[str]:
 
 
 def _problems(row: Row) -> Iterator[str]:
-    """Yield what makes a row incomplete, a line each."""
+    """Yield each reason why a row is incomplete."""
     header = row.header
     machine = header.machine
     if row.unreadable:
@@ -254,30 +263,28 @@ def parser() -> Parser:
 
 
 def main(options: argparse.Namespace) -> int:
+    """Make a folder of results, or check some; print the problems on stderr, and return the exit
+    code."""
     for folder in options.folders:
         reason = files.not_a_folder(folder)
         if reason:
             raise UserError(f"{folder}: {reason}; name a folder with runs")
-    wrong = (
-        {folder: list(problems(folder)) for folder in options.folders}
-        if options.check
-        else made(options)
-    )
-    lines = [f"{folder}: {problem}" for folder in wrong for problem in dict.fromkeys(wrong[folder])]
+    lines: list[str] = []
+    for folder in options.folders:
+        reasons = problems(folder) if options.check else make(options)
+        lines += [f"{folder}: {reason}" for reason in dict.fromkeys(reasons)]
     for line in lines:
         print(line, file=sys.stderr)
-    if not lines:
-        print(
-            "complete and consistent: send it as a pull request"
-            if len(wrong) == 1
-            else "all are complete"
-        )
-    return EXIT_FAILED if lines else EXIT_OK
+    if lines:
+        return EXIT_FAILED
+    is_single = len(options.folders) == 1
+    print("complete and consistent: send it as a pull request" if is_single else "all are complete")
+    return EXIT_OK
 
 
-def made(options: argparse.Namespace) -> dict[Path, list[str]]:
-    """Make a folder of a log folder, and print its path; or return the problems of the log folder
-    for which there is none.  Raises UserError."""
+def make(options: argparse.Namespace) -> list[str]:
+    """Make a folder of results from a log folder, and print its path; or return the problems of the
+    log folder, if it has some.  Raises UserError."""
     if len(options.folders) > 1:
         raise UserError("name one log folder; several are taken with --check alone")
     source = options.folders[0]
@@ -287,30 +294,33 @@ def made(options: argparse.Namespace) -> dict[Path, list[str]]:
     folder = options.into / (options.name or folder_name(rows))
     if os.path.lexists(folder):
         raise UserError(f"{folder}: is there already; remove it, or name another with --name")
-    files.make_folder(folder.parent, files.another("--into", "folder"))
+    another = files.another("--into", "folder")
+    files.make_folder(folder.parent, another)
     try:
         write(rows, folder)
     except OSError as error:
-        raise UserError(
-            files.cannot_write(folder, error, files.another("--into", "folder"))
-        ) from error
-    lines = [*damage(source), *problems(folder)]
+        raise UserError(files.cannot_write(folder, error, another)) from error
+    lines = [*damage(source), *problems(folder, rows_to_send(rows))]
     if lines:
-        shutil.rmtree(folder)  # made a moment ago
-        return {source: lines}
-    print(folder)
-    return {folder: []}
+        shutil.rmtree(folder)
+    else:
+        print(folder)
+    return lines
 
 
 def write(rows: Sequence[Row], folder: Path, replaces: bool = False) -> None:
-    """Make the folder of these rows, whole or not at all.  Raises UserError, and OSError where it
-    cannot.
+    """Make the folder of results with the rows to send, whole or not at all.  Raises UserError, and
+    OSError where it cannot be written.
 
-    replaces: whether the folder may be there already, and is then removed."""
+    replaces: whether a folder that is there already is replaced."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
         new = Path(scratch) / "new"
         new.mkdir()
-        keep(rows, new)
+        for name, row in rows_to_send(rows).items():
+            (new / name).mkdir()
+            with open(new / name / schema.FILE_NAME, "x", encoding="utf-8") as stream:
+                for record in records(row.folder):
+                    stream.write(json.dumps(record, separators=(",", ":")) + "\n")
         if replaces and folder.exists():
             folder.rename(Path(scratch) / "old")
         new.rename(folder)
