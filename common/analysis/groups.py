@@ -1,6 +1,8 @@
-"""Group rows that measured the same, order and label them, and head each group with what its rows
-have in common. Rows measured the same if their settings, machine and shape file agree as far as
-both are known."""
+"""Group rows that measured the same, order and label them, and head each group with what its rows have
+in common.
+
+Rows measured the same if their settings, machine and shape file agree. What a row does not know sets
+it apart from no other."""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class Group:
 
 
 def collect(rows: Sequence[Row]) -> list[Group]:
-    """Return the rows as groups, each row with a label of its own."""
+    """Return the groups of rows, with a heading each and labels for the rows."""
     collected = [Group(heading(group), group) for group in groups(rows)]
     for group in collected:
         label(group.rows)
@@ -35,39 +37,43 @@ def collect(rows: Sequence[Row]) -> list[Group]:
 
 
 def label(rows: Sequence[Row]) -> None:
-    """Give each row of a group a label of its own."""
+    """Set the label of each row of a group: its name, with the folder where others have that name, and
+    a number where that is not enough."""
     names = [text.plain(row.name) or "(no name)" for row in rows]
     labels: list[str] = []
     for row, name in zip(rows, names):
-        words = name if names.count(name) == 1 else f"{name} ({text.plain(row.folder.name)})"
-        if len(words) > LONGEST_LABEL:
-            words = words[: LONGEST_LABEL - 1] + "\u2026"
-        same = labels.count(words)
-        row.label = f"{words} {same + 1}" if same else words
+        short = name if names.count(name) == 1 else f"{name} ({text.plain(row.folder.name)})"
+        if len(short) > LONGEST_LABEL:
+            short = short[: LONGEST_LABEL - 1] + "\u2026"  # an ellipsis
+        same = labels.count(short)
+        row.label = f"{short} {same + 1}" if same else short
         labels.append(row.label)
 
 
-#: Settings that part no groups.
+#: Settings that may differ within a group, such as options of one implementation.
 NOT_PARTING = {key for key, setting in settings.SETTINGS.items() if not setting.parts_tables}
 
 
 def groups(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return the rows of one configuration together, the fastest step first, each compared with the
-    fastest of its kind. An implementation's own options and the scopes that were timed part no
-    groups."""
-    ordered = sorted(
-        rows, key=lambda row: sum(value is None for value in row.configuration.values())
-    )
+    """Return the rows of each configuration as a list, sorted by `rank`, with their standings set.
+
+    The groups are in the order of `rows`; those without records of this suite come last."""
 
     def fits(group: list[Row], row: Row) -> bool:
-        if row.unreadable != group[0].unreadable or bool(row.configuration) != bool(
-            group[0].configuration
-        ):
+        first = group[0]
+        if row.unreadable != first.unreadable:
+            return False
+        if bool(row.configuration) != bool(first.configuration):
             return False
         different = {*differing(group[0].configuration, row.configuration)} - NOT_PARTING
         return not different and not machines.apart(group[0], row)
 
-    result = grouped(ordered, fits)
+    def unknown(row: Row) -> int:
+        """Return how many values of its configuration are not known."""
+        return list(row.configuration.values()).count(None)
+
+    # A row that knows all of its values begins a group, and one that lacks some joins it.
+    result = grouped(sorted(rows, key=unknown), fits)
     for group in result:
         standing.rank_times(group)
         group.sort(key=rank)
@@ -77,11 +83,12 @@ def groups(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def kind_rank(row: Row) -> tuple[int, str]:
+    """Return a sort key: the place of the row's kind in tables, then its `other_torch`."""
     kinds = implementations.KINDS
     return kinds.index(row.kind) if row.kind in kinds else 0, row.other_torch
 
 
-#: Above the rows of each kind.
+#: Kind -> the title above its rows.
 TITLES = {
     "exact": "exact",
     implementations.BY_UTTERANCE: "exact, an utterance at a time",
@@ -94,15 +101,16 @@ TITLES = {
 
 
 def kind_title(row: Row) -> str:
-    """Return the title of a row's kind, with its condition where that is not the one of most
-    rows."""
+    """Return the title of a row's kind: "exact", or "exact, under torch 1.13.1" where most rows have
+    another torch."""
     title = TITLES.get(row.kind or "", "")
     return f"{title}, {row.other_torch}" if title and row.other_torch else title
 
 
 def rank(row: Row) -> tuple[Any, ...]:
-    """Return the sort key of a row: its kind, since an approximation that is faster is not the
-    faster loss, then its step time."""
+    """Return the sort key of a row: its kind, then its step's time over the fastest, then its times.
+
+    An approximation that is faster is not the faster loss, so the kind comes first."""
     numbers = (
         row.over_fastest,
         row.median_ms("step"),
@@ -119,7 +127,8 @@ def rank(row: Row) -> tuple[Any, ...]:
 
 
 def heading(group: Sequence[Row]) -> str:
-    """Return one line on what the rows of a group have in common."""
+    """Return one line on what the rows of a group have in common: settings, machine, variables that
+    tune, number of rounds, padding."""
     common = {
         key: value for row in group for key, value in row.configuration.items() if value is not None
     }
@@ -127,22 +136,14 @@ def heading(group: Sequence[Row]) -> str:
         return "unreadable"
     if not common:
         return "traces without records of this suite"
-    # one name may stand for several processors
+    # A name alone may stand for several processors, which their rates tell apart.
     if common.get("device") == "cpu" and not common.get("processor"):
-        common["processor"] = next(
-            (f"({rates})" for row in group if (rates := machines.rates(row))), None
-        )
+        rates = next(filter(None, map(machines.rates, group)), "")
+        common["processor"] = f"({rates})" if rates else None
     measured = {len(row.batches) for row in group} - {0}
     if len(measured) == 1:
         common["num_batches"] = measured.pop()
-    variables = {
-        f"{key}={text.without_folders(value)}"
-        for row in group
-        if not row.other_torch  # a control's condition is in the title above it
-        for key, value in row.environment.variables.items()
-    }
-    variables -= {f"{key}={value}" for key, value in settings.VARIABLES.items()}
-    parts = [*settings.heading(common), *sorted(variables)]
+    parts = [*settings.heading(common), *_tuned_variables(group)]
     parts.append(text.count(max(row.rounds for row in group), "round"))
     useful = {row.useful_fraction for row in group if row.useful_fraction is not None}
     if len(useful) == 1:
@@ -150,12 +151,24 @@ def heading(group: Sequence[Row]) -> str:
     return text.plain(", ".join(filter(None, parts)))
 
 
+def _tuned_variables(group: Sequence[Row]) -> list[str]:
+    """Return the environment variables that any row had otherwise than usual, as "KEY=value"; without
+    rows of another torch, since the title above these tells it."""
+    variables = {
+        f"{key}={text.without_folders(value)}"
+        for row in group
+        if not row.other_torch
+        for key, value in row.environment.variables.items()
+    }
+    usual = {f"{key}={value}" for key, value in settings.VARIABLES.items()}
+    return sorted(variables - usual)
+
+
 # What measured the same.
 
 
 def differing(first: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
-    """Return the keys that both have and whose values differ; what is not known sets nothing
-    apart."""
+    """Return the keys whose values differ; None, which is not known, differs from nothing."""
     return [
         key
         for key, value in first.items()
@@ -164,8 +177,7 @@ def differing(first: Mapping[str, object], other: Mapping[str, object]) -> list[
 
 
 def conditions(row: Row) -> dict[str, object]:
-    """Return all settings that must agree between two runs that are compared, by the name that
-    messages use."""
+    """Return what must agree between two runs that are compared: name for messages -> value."""
     digest = row.configuration["shape_file_sha256"]
     result = {
         setting.label: row.configuration.get(key)
@@ -187,12 +199,12 @@ def differences(first: Row, other: Row) -> list[str]:
 
 
 def _other_batches(first: Row, other: Row) -> list[str]:
-    """Return how the batches of two runs differ; rounds that only one had time for may add some of
-    their own."""
-    mine, theirs = (
-        {batch.index: (batch.useful_cells, batch.padded_cells) for batch in row.batches}
-        for row in (first, other)
-    )
+    """Return ["batches ... / ..."] if two runs have no batch in common, or one index with other cells;
+    else [].
+
+    Only one run may have had the time for further rounds, which add batches of their own."""
+    mine = {batch.index: (batch.useful_cells, batch.padded_cells) for batch in first.batches}
+    theirs = {batch.index: (batch.useful_cells, batch.padded_cells) for batch in other.batches}
     shared = mine.keys() & theirs.keys()
     are_alike = all(mine[index] == theirs[index] for index in shared)
     if not mine or not theirs or (shared and are_alike):
@@ -201,34 +213,39 @@ def _other_batches(first: Row, other: Row) -> list[str]:
 
 
 def _batches(row: Row) -> str:
+    """Return "20 from 0 on of 12345 cells (23456 padded)"."""
     useful, padded = row.cells
     return f"{len(row.batches)} from {row.batches[0].index} on of {useful} cells ({padded} padded)"
 
 
 def grouped(items: Iterable[Item], fits: Callable[[list[Item], Item], bool]) -> list[list[Item]]:
-    """Return the items in groups: each item joins the first group that it fits, or begins a new
-    one."""
+    """Return the items in groups: each item joins the first group that it fits, or begins a new one."""
     result: list[list[Item]] = []
     for item in items:
-        group = next((group for group in result if fits(group, item)), None)
-        if group is None:
-            result.append([item])
+        for group in result:
+            if fits(group, item):
+                group.append(item)
+                break
         else:
-            group.append(item)
+            result.append([item])
     return result
 
 
 def newest_first(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows by the start of their runs, the empty ones last; of runs that began at once
-    the last comes first."""
+    """Return the rows by the start of their runs, the newest first; rows that measured nothing come
+    last. Of runs that began at the same time the last comes first."""
     return sorted(
         reversed(rows), key=lambda row: (not row.is_empty, row.header.started), reverse=True
     )
 
 
 def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> list[Row]:
-    """Return the newest row of each set that is the `same`, in the order given, with the others as
-    `earlier`, or as `stopped` where they are later and empty."""
+    """Return the newest row of each configuration, in the order of `rows`.
+
+    Sets its `earlier` rows, and its `stopped` ones: those that began later and measured nothing.
+
+    same: tells whether two rows are of one configuration
+    """
     kept = []
     for newest, *others in grouped(newest_first(rows), lambda group, row: same(group[0], row)):
         newest.stopped = [
@@ -246,7 +263,10 @@ def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> lis
 
 @dataclass
 class Sweep:
-    """Hold ordinary runs, the cells of a grid: setting -> its values."""
+    """Hold the runs of a sweep: ordinary runs, one or more for each cell of a grid.
+
+    grid: setting -> its values
+    """
 
     grid: dict[str, list[Any]]
     rows: list[Row]
@@ -254,27 +274,29 @@ class Sweep:
     @property
     def heading(self) -> str:
         """Return one line: the grid, and what all cells have in common."""
-        words = {
-            settings.flag(key): map(settings.worded, values) for key, values in self.grid.items()
-        }
-        axes = " x ".join(f"{flag} {', '.join(values)}" for flag, values in words.items())
+        axes = [
+            f"{settings.flag(key)} {', '.join(map(settings.worded, values))}"
+            for key, values in self.grid.items()
+        ]
+        # the heading of rows that do not know the varied settings leaves these out
         varied = dict.fromkeys(self.grid)
         shared = [replace(row, configuration={**row.configuration, **varied}) for row in self.rows]
-        return text.plain(f"sweep over {axes}; {heading(shared)}")
+        return text.plain(f"sweep over {' x '.join(axes)}; {heading(shared)}")
 
     def cells(self) -> list[tuple[Mapping[str, Any], list[Row]]]:
+        """Return (setting -> its value, rows) of each cell, in the order of the rows."""
         by_cell = text.gathered((_cell_index(row, self.grid), row) for row in self.rows)
         return [(rows[0].header.values, rows) for rows in by_cell.values()]
 
 
 def sweeps(rows: Sequence[Row]) -> list[Sweep]:
-    """Return the sweeps of rows with swept settings: those of equal keys whose other settings
-    agree."""
+    """Return the sweeps that rows with swept settings belong to.
+
+    Rows of one sweep vary the same settings, and agree in all others and in their machine."""
 
     def fits(group: list[Row], row: Row) -> bool:
-        return _without_swept(group[0]) == _without_swept(row) and not machines.differences(
-            group[0], row
-        )
+        are_alike = _without_swept(group[0]) == _without_swept(row)
+        return are_alike and not machines.differences(group[0], row)
 
     result = []
     for group in grouped(rows, fits):
@@ -292,12 +314,14 @@ def sweeps(rows: Sequence[Row]) -> list[Sweep]:
 
 
 def _without_swept(row: Row) -> Any:
+    """Return (names of the swept settings, the other settings with their values)."""
     swept = row.header.values
     recorded = schema.as_written(row.header.settings)
     return list(swept), {key: value for key, value in recorded.items() if key not in swept}
 
 
 def _cell_index(row: Row, grid: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
+    """Return the place of a row's cell on each axis of the grid."""
     return tuple(values.index(row.header.values[key]) for key, values in grid.items())
 
 

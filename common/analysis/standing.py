@@ -1,22 +1,24 @@
-"""Compare the times of two rows: a ratio with its interval, a verdict in a word, and the reason in
-a sentence.
+"""Compare the times of two rows: a ratio with its interval, a verdict in a word, and its reason in a
+sentence.
 
-Tables rank each row against the fastest of its kind, compare judges each new run against its
-baseline; both by `stand`.
+Tables rank each row against the fastest of its kind, and `compare` judges each new run against its
+baseline; both call `stand`.
 
-Kinds are ranked apart, since an approximation that is faster is not the faster loss.  So are losses
-under another torch than most, since a ratio to them would be that of the torches too.  Only rows
-with status ok are ranked, and interrupted ones over their complete rounds.  The intervals of a kind
-hold together for all pairs of its rows, since any row could have come out as the fastest.
+Each kind is ranked by itself, since an approximation that is faster is not the faster loss. So are
+losses under another torch than most, since a ratio to them would be that of the torches too. Rows with
+status ok are ranked, and right ones that were interrupted, over their complete rounds. The intervals of
+a kind hold together for all pairs of its rows, since any row could have come out as the fastest.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median
+from typing import NamedTuple
 
 from rnnt_bench.analysis import ratios
 from rnnt_bench.analysis.doubts import CALM, Doubt, about_ratio, is_busy, load_of
@@ -24,26 +26,26 @@ from rnnt_bench.analysis.ratios import Margins
 from rnnt_bench.analysis.row import Row
 from rnnt_bench.core import implementations, statistics, text
 from rnnt_bench.records.schema import Record
+from rnnt_bench.setup.interpreters import version_numbers
 
 #: The verdict where too few rounds are free of other load.
 BESIDE_LOAD = "beside load"
-#: A ratio that no noise explains, where too few rounds give no interval: a loop in Python on one
-#: batch.
+#: Noise does not explain a ratio this large, even without an interval. Such is a loss that loops in
+#: Python.
 FAR = 3.0
-#: A ratio that other load beside one of two rows is not taken to explain.
+#: Other load beside one of two rows does not explain a ratio this large.
 BEYOND_LOAD = 10.0
-
 
 USUAL = Margins()
 
 
 @dataclass(frozen=True, eq=False)
 class Standing(ratios.Evidence):
-    """Hold how the time of a row stands against the baseline's, in tables the fastest of its kind.
+    """Hold how the time of a row stands against that of a baseline, with the evidence.
 
     Attributes:
         row: the one that is judged
-        baseline: the one that it is judged against
+        baseline: the one that it is judged against; in tables the fastest row of its kind
         scope: "step" or "loss", whose times are compared
     """
 
@@ -57,26 +59,29 @@ class Standing(ratios.Evidence):
 
     @property
     def factor(self) -> float | None:
-        """Return how many times the baseline's time the row takes; None where nothing can be
-        compared."""
+        """Return the row's time over the baseline's; None where nothing can be compared."""
         if self.is_fastest:
             return 1.0
         return self.ratio.ratio if self.ratio else None
 
     @property
     def over_control(self) -> float | None:
+        """Return the ratio over that of unchanged rows; None without these."""
         return self.judged.ratio if self.judged and self.control else None
 
     @property
     def low(self) -> float | None:
+        """Return the lower end of the judged ratio's interval; None without an interval."""
         return self.judged.low if self.judged else None
 
     @property
     def high(self) -> float | None:
+        """Return the upper end of the judged ratio's interval; None without an interval."""
         return self.judged.high if self.judged else None
 
     @cached_property
     def doubts(self) -> list[Doubt]:
+        """Return why a difference cannot be believed, whatever its interval is; [] where it can."""
         return about_ratio(self)
 
     @property
@@ -86,13 +91,15 @@ class Standing(ratios.Evidence):
 
     @property
     def doubt(self) -> str:
-        """Return why a difference cannot be believed, whatever its interval is; "" where it can."""
+        """Return the sentence of its first doubt; "" without doubts."""
         return self.doubts[0].words if self.doubts else ""
 
     @cached_property
     def verdict(self) -> str:
-        """Return "fastest", "faster", "slower", "same", "unclear" or BESIDE_LOAD: beyond the
-        tolerance is the whole interval and nothing raises a doubt, or "same": within it."""
+        """Return "fastest", "faster", "slower", "same", "unclear" or BESIDE_LOAD.
+
+        "faster" or "slower": the whole interval is beyond the tolerance, and there is no doubt. "same":
+        it is within the tolerance, and no doubt withholds a verdict."""
         if self.beside_load:
             return BESIDE_LOAD
         if self.is_fastest:
@@ -103,83 +110,96 @@ class Standing(ratios.Evidence):
         return word
 
     def _by_interval(self) -> str:
+        """Return the verdict that the interval alone would give."""
         return statistics.verdict(self.low, self.high, self.margins.tolerance)
 
     @property
     def reason(self) -> str:
-        """Return a sentence on the verdict, without its full stop: the difference, then the doubt
-        that decides, or how the interval lies to the tolerance."""
+        """Return a sentence on the verdict, without its full stop: the difference, then the doubt that
+        decides, or how the interval lies to the tolerance."""
         ratio = self.judged
         if ratio is None:
             return self._nothing_to_compare()
         if self.beside_load:
             return self.doubt
-        difference = f"{abs(ratio.ratio - 1):.1%} {'more' if ratio.ratio > 1 else 'less'} time"
+        more = "more" if ratio.ratio > 1 else "less"
+        difference = f"{abs(ratio.ratio - 1):.1%} {more} time"
         if self.control:
             difference += f" over {self.control.rows} rows that did not change"
         is_doubted = self.verdict == "unclear" and self._by_interval() != "unclear"
-        # they say what to measure, also where the interval leaves it open
-        is_doubted |= not self.kinds.isdisjoint(("few rounds", "uncontrolled"))
-        if ratio.low is None or ratio.high is None or is_doubted:
+        # These doubts say what to measure, which helps also where the interval leaves it open.
+        has_advice = not self.kinds.isdisjoint(("few rounds", "uncontrolled"))
+        if ratio.low is None or ratio.high is None or is_doubted or has_advice:
             return f"{difference}, but {self.doubt}"
-        span = f"the interval, {_span(ratio.low, ratio.high)},"
+        return self._reason_of_interval(difference, _span(ratio.low, ratio.high))
+
+    def _reason_of_interval(self, difference: str, span: str) -> str:
+        """Return how the interval lies to the tolerance, and what would narrow it where the verdict is
+        unclear.
+
+        Args:
+            difference: "2.1% more time"
+            span: the interval, "+1.0% to +3.2%"
+        """
         tolerance = percent(self.margins.tolerance)
         load = load_of(self) if is_busy(self) else ""
-        # more rounds beside the same load are the second thing to try
         if self.verdict == "unclear":
             advice = "more --rounds would narrow it"
             if self.control:
                 advice = "measure both in one run to narrow it"
+            # beside load, a quiet machine helps more than more rounds
             if load:
                 advice = f"{load}: {CALM}"
-            return f"{difference}, but {span} reaches over the tolerance of {tolerance}; {advice}"
-        after = f"; {load}" if load else ""
+            return f"{difference}, but the interval, {span}, reaches over the tolerance of {tolerance}; {advice}"
+        reason = f"{difference}; the interval, {span}, is beyond the tolerance of {tolerance}"
         if self.verdict == "same":
-            return f"{span} is within the {tolerance} that count as the same{after}"
-        return f"{difference}; {span} is beyond the tolerance of {tolerance}{after}"
+            reason = f"the interval, {span}, is within the {tolerance} that count as the same"
+        return f"{reason}; {load}" if load else reason
 
     def _nothing_to_compare(self) -> str:
-        sides = ((self.baseline, "the baseline"), (self.row, "the new side"))
-        for (row, side), rounds in zip(sides, self.rounds):
-            if not rounds:
-                why = f"{row.status}: {row.reason}"
-                if row.status == "ok":
-                    why = "its run did not measure them"
-                return f"{side} has no {self.scope} times; {why}"
-        return "no batch was timed on both sides in every round"
+        """Return why there is no ratio: which side was not timed, or that no batch is on both."""
+        baseline_rounds, new_rounds = self.rounds
+        if baseline_rounds and new_rounds:
+            return "no batch was timed on both sides in every round"
+        row, side = self.row, "the new side"
+        if not baseline_rounds:
+            row, side = self.baseline, "the baseline"
+        cause = "its run did not measure them"
+        if row.status != "ok":
+            cause = f"{row.status}: {row.reason}"
+        return f"{side} has no {self.scope} times; {cause}"
 
     @property
     def both_ms(self) -> tuple[float | None, float | None]:
-        """Return the mean of the medians of the batches that both have, the baseline first."""
+        """Return (baseline, row): the mean over the batches that both have of the median time."""
         if self.ratio is None:
             return None, None
-        before, after = (
-            text.gathered((sample.batch, sample.ms) for sample in row.samples_of(self.scope))
-            for row in (self.baseline, self.row)
-        )
+        before = _medians(self.baseline, self.scope)
+        after = _medians(self.row, self.scope)
         shared = before.keys() & after.keys()
-        return fmean(median(before[batch]) for batch in shared), fmean(
-            median(after[batch]) for batch in shared
-        )
+        return fmean(before[batch] for batch in shared), fmean(after[batch] for batch in shared)
 
     @property
     def lost(self) -> bool:
-        """Tell whether the row was to be timed and ended well, but has no times, and the baseline
-        has."""
-        asked = self.row.header.settings
-        was_asked = "timing" in (asked.passes or ()) and self.scope in (asked.scopes or ())
+        """Tell whether the baseline has times, but the row, though it ended well and was to be timed,
+        has none."""
+        settings = self.row.header.settings
+        was_asked = "timing" in (settings.passes or ()) and self.scope in (settings.scopes or ())
         return was_asked and bool(self.rounds[0]) and not self.rounds[1] and self.row.status == "ok"
 
     @property
     def may_be_as_fast(self) -> bool:
-        """Tell whether noise or other load may explain all of the difference to the fastest."""
+        """Tell whether noise or other load may explain all of the difference to the baseline."""
         factor = self.factor or 1.0
         if self.beside_load:
             return factor < BEYOND_LOAD
-        reaches_it = self.low is not None and self._by_interval() != "slower"
-        return self.verdict != "slower" and (factor < FAR or reaches_it)
+        if self.verdict == "slower":
+            return False
+        is_within_interval = self.low is not None and self._by_interval() != "slower"
+        return factor < FAR or is_within_interval
 
     def as_json(self) -> Record:
+        """Return what tables say of it."""
         ratio = self.ratio
         return {
             "scope": self.scope,
@@ -200,6 +220,7 @@ class Standing(ratios.Evidence):
         }
 
     def judged_json(self) -> Record:
+        """Return what `compare` says beside that of tables."""
         baseline_ms, new_ms = self.both_ms
         baseline_rounds, new_rounds = self.rounds
         baseline_busy, new_busy = self.busy
@@ -218,24 +239,34 @@ class Standing(ratios.Evidence):
         }
 
 
+def _medians(row: Row, scope: str) -> dict[int, float]:
+    """Return batch -> the median time of its samples in ms."""
+    by_batch = text.gathered((sample.batch, sample.ms) for sample in row.samples_of(scope))
+    return {batch: median(times) for batch, times in by_batch.items()}
+
+
 def _span(low: float, high: float) -> str:
-    """Return an interval in percent, or in times where the percentages would have four digits or
-    more."""
-    return (
-        f"{low - 1:+.1%} to {high - 1:+.1%}"
-        if high < 10
-        else f"{low:.3g} to {high:.4g} times the baseline"
-    )
+    """Return "+1.0% to +3.2%", or "2.1 to 12.5 times the baseline" where percentages would be long."""
+    if high < 10:
+        return f"{low - 1:+.1%} to {high - 1:+.1%}"
+    return f"{low:.3g} to {high:.4g} times the baseline"
 
 
 def percent(fraction: float) -> str:
+    """Return "2%" for 0.02."""
     return f"{100 * fraction:.3g}%"
 
 
 def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Standing:
-    """Return how a row stands against another, without rounds beside other load where enough others
-    are left."""
-    # measured in alternation, in the rounds of one run
+    """Return how a row stands against another.
+
+    Rounds beside other load are left out where enough others are left.
+
+    Args:
+        scope: "step" or "loss"
+        margins: the tolerance and the confidence of the verdict
+    """
+    # The rounds of one run alternate between its implementations.
     together = row.header.run_id == baseline.header.run_id
     old, new = baseline.times_of(scope), row.times_of(scope)
     if together:
@@ -266,69 +297,75 @@ def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Stan
 
 
 def standings(rows: Sequence[Row], scope: str) -> list[Standing]:
-    """Return the standings of the rows that can be compared: the fastest first, then the others by
-    their ratio. The first is `beside_load` where other load may have changed which row is the
-    fastest."""
+    """Return the standings against the fastest row: its own, then the others by their ratio; [] if no
+    row can be compared.
+
+    The first is `beside_load` where other load may have changed which row is the fastest."""
     timed = [row for row in rows if row.is_comparable and row.times_of(scope).medians]
     if not timed:
         return []
-    margins = Margins(confidence=statistics.confidence_of_each(len(timed) * (len(timed) - 1) // 2))
-    counts = [
-        len({batch for medians in row.times_of(scope).medians.values() for batch in medians})
-        for row in timed
-    ]
-    # a few batches make none the fastest
-    whole = [row for row, number in zip(timed, counts) if number == max(counts)]
-    fastest = min(whole, key=lambda row: _size(stand(row, whole[0], scope, margins)))
-    others = sorted(
-        (stand(row, fastest, scope, margins) for row in timed if row is not fastest), key=_size
-    )
-    withheld = fastest.is_beside_load(scope) or any(
-        other.beside_load for other in others if other.may_be_as_fast
-    )
+    pairs = len(timed) * (len(timed) - 1) // 2
+    margins = Margins(confidence=statistics.confidence_of_each(pairs))
+    # A row that was timed on fewer batches than others cannot be the fastest.
+    counts = [len(set().union(*row.times_of(scope).medians.values())) for row in timed]
+    whole = [row for row, count in zip(timed, counts) if count == max(counts)]
+    fastest = min(whole, key=lambda row: _order(stand(row, whole[0], scope, margins)))
+    others = [stand(row, fastest, scope, margins) for row in timed if row is not fastest]
+    others.sort(key=_order)
+    rivals = [other for other in others if other.may_be_as_fast]
+    withheld = fastest.is_beside_load(scope) or any(rival.beside_load for rival in rivals)
     first = Standing(fastest, fastest, scope, margins=margins, beside_load=withheld)
     return [first, *others]
 
 
-def _size(standing: Standing) -> float:
+def _order(standing: Standing) -> float:
+    """Return the ratio, by which rows are sorted; those without one come last."""
     return standing.ratio.ratio if standing.ratio else math.inf
 
 
+class UsedTorch(NamedTuple):
+    """Hold which torch a row used.
+
+    Attributes:
+        version: "2.11.0"; "" where it is not known
+        mkl_as_intel: whether its MKL took the path for Intel's processors
+    """
+
+    version: str
+    mkl_as_intel: bool
+
+    @classmethod
+    def of(cls, row: Row) -> UsedTorch:
+        return cls(row.torch, bool(row.environment.mkl_as_intel))
+
+
 def set_apart(rows: Sequence[Row]) -> None:
-    """Set `under` of rows whose torch, or the rate of whose products, is not the one that most
-    losses have under no condition; of equals the newest torch is it."""
+    """Set `other_torch` of the rows whose torch, or its path of MKL, is not the one of most losses."""
     measured = [row for row in rows if row.torch and row.is_measured]
-    conditions = [_condition(row) for row in measured if row.loss == row.name]
-    conditions = conditions or [_condition(row) for row in measured]
-    usual_torch, usual_mkl = max(
-        conditions,
-        key=lambda condition: (conditions.count(condition), _numbers(condition[0]), condition),
-        default=("", False),
+    # Rows that were asked for under a condition, such as "fast_rnnt@k2", do not vote.
+    voters = [row for row in measured if row.loss == row.name] or measured
+    votes = Counter(map(UsedTorch.of, voters))
+    # of equal counts the newest torch wins
+    usual = max(
+        votes,
+        key=lambda torch: (votes[torch], version_numbers(torch.version), torch),
+        default=UsedTorch("", False),
     )
     for row in rows:
-        torch, mkl_as_intel = _condition(row)
+        torch = UsedTorch.of(row)
         parts = []
-        if torch and torch != usual_torch:
-            parts.append(f"under torch {torch}")
-        if torch and mkl_as_intel != usual_mkl:
-            whose = "products at the processor's rate" if mkl_as_intel else "own products"
-            parts.append(f"with torch's {whose}")
+        if torch.version and torch.version != usual.version:
+            parts.append(f"under torch {torch.version}")
+        if torch.version and torch.mkl_as_intel and not usual.mkl_as_intel:
+            parts.append("with torch's products at the processor's rate")
+        if torch.version and usual.mkl_as_intel and not torch.mkl_as_intel:
+            parts.append("with torch's own products")
         row.other_torch = " and ".join(parts)
 
 
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".") if part.isdigit()]
-
-
-def _condition(row: Row) -> tuple[str, bool]:
-    """Return the version of torch, and whether MKL takes the path that it takes on Intel's
-    processors."""
-    return row.torch, bool(row.environment.mkl_as_intel)
-
-
 def rank_times(group: Sequence[Row]) -> None:
-    """Set `against_fastest` of the rows of one configuration by the step, or by the loss for a row
-    without a step."""
+    """Set the standings of the rows of one configuration: `against_fastest` by the step, or by the loss
+    for a row without a step, `loss_against_fastest` and `with_fast_products`."""
     set_apart(group)
     for row in group:
         row.against_fastest = row.loss_against_fastest = row.with_fast_products = None
@@ -337,24 +374,27 @@ def rank_times(group: Sequence[Row]) -> None:
             standing.row.against_fastest = standing.row.loss_against_fastest = standing
         for standing in standings(ranked, "step"):
             standing.row.against_fastest = standing
+    _compare_controls(group)
+
+
+def _compare_controls(group: Sequence[Row]) -> None:
+    """Set `with_fast_products` of the rows that, like the fastest row, have a control with torch's
+    products at the processor's rate."""
     ok = [row for row in group if row.is_comparable]
     controls = {row.loss: row for row in ok if row.name == f"{row.loss}@{implementations.FAST_MKL}"}
     for row in group:
         standing = row.against_fastest
-        if (
-            standing
-            and not standing.is_fastest
-            and {row.name, standing.baseline.name} <= controls.keys()
-        ):
-            fastest = controls[standing.baseline.name]
-            row.with_fast_products = stand(
-                controls[row.name], fastest, standing.scope, standing.margins
-            )
+        if standing is None or standing.is_fastest:
+            continue
+        control = controls.get(row.name)
+        fastest = controls.get(standing.baseline.name)
+        if control and fastest:
+            row.with_fast_products = stand(control, fastest, standing.scope, standing.margins)
 
 
 def drifts(rows: Sequence[Row]) -> list[tuple[Standing, ratios.Factor]]:
-    """Return the rows whose ratio surely changes along the rounds; the intervals hold together for
-    all of them."""
+    """Return the standings whose ratio surely changes along the rounds, each with the factor from the
+    first round to the last. The intervals of all factors hold together."""
     ranked = [row.against_fastest for row in rows if row.against_fastest]
     compared = [standing for standing in ranked if standing.paired and standing.by_round]
     confidence = statistics.confidence_of_each(len(compared))
