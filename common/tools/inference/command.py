@@ -66,6 +66,7 @@ def _thread_counts(text: str) -> list[int]:
 
 
 def parser() -> Parser:
+    """Return the parser of `rnnt-bench inference`."""
     usage = "%(prog)s [CONFIG] [--key=value ...] [flags]"
     result = _Parser(usage=usage, description=DESCRIPTION, epilog=EXAMPLES, allow_abbrev=False)
     result.add_argument_group("the model and its grid").add_argument(
@@ -112,11 +113,11 @@ def parser() -> Parser:
 
 def main(arguments: argparse.Namespace, executor: session.Executor | None = None) -> int:
     """Profile the model of a configuration; return the exit code."""
-    interpreters.with_torch("torchaudio", "yaml")
+    here = interpreters.with_torch("torchaudio", "yaml")
     commands.set_quick(arguments, QUICK, SAMPLES)
     config = configured(arguments.config, arguments.overrides, quick=bool(arguments.preset))
     config.variants = {"threads": arguments.threads, "dtype": list(arguments.dtype)}
-    python = Path(config.pretrained_model.python or sys.executable)
+    python = Path(config.pretrained_model.python or here)
     flags = {key: getattr(arguments, key) for key in ("seed", *SAMPLES)}
     device = interpreters.resolve_device(arguments.device, [python])
     resolved = settings.resolve({"allocator": "system", **flags}, device)

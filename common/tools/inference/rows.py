@@ -103,6 +103,11 @@ class Position(Struct, frozen=True):
     size: int
 
     @property
+    def shape(self) -> str:
+        """Return the duration and the batch size: "32s x 8"."""
+        return f"{self.seconds:g}s x {self.size}"
+
+    @property
     def variant(self) -> str:
         """Return how the model runs, "threads 2, bfloat16"; "" for all threads and float32."""
         words = []
@@ -115,8 +120,8 @@ class Position(Struct, frozen=True):
     @property
     def job(self) -> str:
         """Return the name of the cell's job: "32s-x8", "0.5s-x1-threads-2-bfloat16"."""
-        words = f"{self.seconds:g}s-x{self.size} {self.variant}".strip()
-        return words.replace(",", "").replace(" ", "-")
+        words = f"{self.seconds:g}s-x{self.size} {self.variant}"
+        return words.strip().replace(",", "").replace(" ", "-")
 
 
 def positions(config: Profile) -> list[Position]:
@@ -134,8 +139,8 @@ def positions(config: Profile) -> list[Position]:
 def is_skipped(position: Position, grid: Dimensions) -> bool:
     """Tell whether a triangle leaves out a position: long audio in large batches.
 
-    Such a position is beyond the first row and column, and the sum of its row and column, counted
-    from 0, is at least half of the number of rows and columns together."""
+    The first row and the first column stay.  Of the others those are left out whose row and column,
+    counted from 0, add up to at least half of the rows and columns together."""
     row = grid.audio_mockup_secs.index(position.seconds)
     column = grid.batch_sizes.index(position.size)
     half = (len(grid.audio_mockup_secs) + len(grid.batch_sizes)) / 2
@@ -230,6 +235,7 @@ def _recorded(
     return metric(key, title, shown, f"cell.{key}", **fields)
 
 
+#: Make metrics of seconds that are shown in ms, and of recorded bytes that are shown in MB.
 _ms = partial(metric, scale=1e3, unit="s", better="lower")
 _mb = partial(_recorded, scale=1 / text.MB, unit="bytes", better="lower")
 #: The numbers of a cell, in order: keys in CSV and JSON; columns of a table where they have a title.
@@ -368,20 +374,18 @@ def total(rows: Sequence[Measured]) -> list[str]:
     fastest = min(rows, key=lambda row: row.rtf)
     most = max(rows, key=lambda row: row.streams)
     word = "faster" if fastest.rtf < 1 else "slower"
-    factors = f"{word} than real time: at best a factor of {factor(fastest.rtf)}"
-    place, load = _place_and_load(fastest)
-    speed = f"{factors} ({place}{load})"
+    load = ", beside other load" if fastest.cell.busy else ""
+    speed = (
+        f"{word} than real time: at best a factor of {factor(fastest.rtf)} "
+        f"({fastest.position.shape}{load})"
+    )
     if not most.streams:
         return [f"{speed}; no real-time stream: no batch ends before its audio does"]
-    place, load = _place_and_load(most)
-    streams = f"most concurrent real-time streams: {most.streams}"
-    return [f"{speed}; {streams} ({place}, 90% of calls in time{load})"]
-
-
-def _place_and_load(row: Measured) -> tuple[str, str]:
-    """Return "32s x 8", and ", beside other load" or ""."""
-    load = ", beside other load" if row.cell.busy else ""
-    return f"{row.position.seconds:g}s x {row.position.size}", load
+    load = ", beside other load" if most.cell.busy else ""
+    return [
+        f"{speed}; most concurrent real-time streams: {most.streams} "
+        f"({most.position.shape}, 90% of calls in time{load})"
+    ]
 
 
 def answer(kept: Kept) -> Answer:

@@ -149,7 +149,7 @@ def _cut(utterances: Any, column: int, parts: int) -> list[Any]:
 
 
 class Progress(Struct):
-    """How far a training is with one loss.
+    """The progress of a training with one loss.
 
     Attributes:
         loss: its name; "" for the model's own

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -150,6 +149,7 @@ TRAINING: dict[str, dict[str, Any]] = {
 
 
 def parser() -> Parser:
+    """Return the parser of `rnnt-bench largest`."""
     result = Parser(description=DESCRIPTION, epilog=EXAMPLES)
     add_choice(result)
     group = result.add_argument_group("what fits")
@@ -273,8 +273,8 @@ def plan_for_losses(arguments: argparse.Namespace) -> Plan:
     kinds = {name: find(name).kind for name in names}
     flags = read_settings(arguments)
     settings.check_kinds([key for key, value in flags.items() if value is not None], kinds.values())
-    usual = {"scopes": arguments.scopes or ("step",), "batches": "first", "num_batches": 1}
-    resolved = settings.resolve({**flags, **usual}, device)
+    fixed = {"scopes": arguments.scopes or ("step",), "batches": "first", "num_batches": 1}
+    resolved = settings.resolve({**flags, **fixed}, device)
     searches, unit = _searches(names, resolved, arguments.largest_cap)
     config = losses.Losses(
         losses=searches,
@@ -290,6 +290,7 @@ def plan_for_losses(arguments: argparse.Namespace) -> Plan:
     size_setting = "max_frames" if resolved.sort_utterance else "batch_size"
 
     def next_tasks(run: kept.Kept, limit_bytes: int | None) -> list[job.Task]:
+        """Return a task for each loss that is not at its end."""
         tasks = []
         for end in losses.coming(config, run):
             row = find(end.name)
@@ -341,8 +342,8 @@ def plan_for_model(arguments: argparse.Namespace) -> Plan:
     UserError."""
     arguments.shape_file = arguments.shape_file or files.ROOT / "data" / "shape_info.features.pt"
     needed = ("lhotse", "sentencepiece") if is_manifest(arguments.shape_file) else ()
-    interpreters.with_torch(*needed)
-    device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
+    python = interpreters.with_torch(*needed)
+    device = interpreters.resolve_device(arguments.device, [python])
     resolved = settings.resolve(read_settings(arguments), device)
     utterances, seconds = _utterances(arguments.shape_file, arguments.bpe_model)
     steps = _steps(arguments, resolved.vocab_size, device)
@@ -362,6 +363,7 @@ def plan_for_model(arguments: argparse.Namespace) -> Plan:
     )
 
     def next_tasks(run: kept.Kept, limit_bytes: int | None) -> list[job.Task]:
+        """Return a task for each job that `buckets.coming` asks for."""
         steps.limit_bytes = limit_bytes
         return [
             job.Task(name, TOOL, as_written(request), environment=VARIABLES)
@@ -377,7 +379,7 @@ def _utterances(path: Path, bpe_model: Path | None) -> tuple[Any, float]:
     frame.
 
     path: a shape file, or a manifest of lhotse, whose tokens `bpe_model` counts."""
-    from rnnt_bench.data import batching, generation, shapes
+    from rnnt_bench.data import batching, generation, shapes  # with numpy, which --help needs not
 
     if not is_manifest(path):
         utterances = shapes.load(path)

@@ -93,7 +93,7 @@ def bounds(answers: Mapping[int, bool]) -> tuple[int | None, int | None]:
 
 
 class Outcome(Struct):
-    """How a search ended, or how far it is.
+    """The result of a search, or its progress so far.
 
     Attributes:
         name: of the search

@@ -4,7 +4,6 @@ print the costs."""
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from rnnt_bench.cli.parser import add_setting
@@ -37,6 +36,7 @@ QUICK = {"dataset_size": 1, "warmup": 0, "repeats": 1}
 
 
 def parser() -> Parser:
+    """Return the parser of `rnnt-bench pipelines`."""
     result = Parser(description=DESCRIPTION, epilog=EXAMPLES)
     group = result.add_argument_group("the stages")
     group.add_argument(
@@ -93,14 +93,16 @@ def parser() -> Parser:
 
 def main(arguments: argparse.Namespace, executor: session.Executor | None = None) -> int:
     """Measure the pipeline of a configuration; return the exit code."""
-    interpreters.with_torch("torchaudio", "yaml")
+    python = interpreters.with_torch("torchaudio", "yaml")
     flags = {
         key: value for key, value in vars(arguments).items() if key in FLAGS and value is not None
     }
-    quick = {key: value for key, value in QUICK.items() if arguments.preset and key not in flags}
+    quick = {}
+    if arguments.preset:
+        quick = {key: value for key, value in QUICK.items() if key not in flags}
     config = configured(arguments.config, flags, quick)
     config.examples = list(examples(config.general))
-    device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
+    device = interpreters.resolve_device(arguments.device, [python])
     values = {"seed": arguments.seed, "threads": arguments.threads, "allocator": "system"}
     resolved = settings.resolve(values, device)
     tasks = planned(config)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -50,12 +50,12 @@ def examples(dataset: General) -> dict[str, Example]:
             )
         durations = dataset.made_seconds[: dataset.dataset_size]
         return {f"made-{n}-{seconds:g}s": seconds for n, seconds in enumerate(durations)}
-    reader = READERS[dataset.dataset_type]
     if not dataset.dataset_path:
-        raise UserError(f"dataset_type {dataset.dataset_type} needs dataset_path: {reader.content}")
+        raise UserError(f"dataset_type {dataset.dataset_type} needs dataset_path, the file to read")
     path = Path(dataset.dataset_path)
+    examples_of_file = READERS[dataset.dataset_type](path)
     result: dict[str, Example] = {}
-    for name, example in islice(reader.read(path), dataset.dataset_size):
+    for name, example in islice(examples_of_file, dataset.dataset_size):
         if name in result:
             raise UserError(f"{path}: two examples are called {name}; names have to differ")
         result[name] = example
@@ -178,24 +178,10 @@ def _load_objects(path: Path) -> list[Any]:
         ) from error
 
 
-class Reader(NamedTuple):
-    """A kind of file.
-
-    Attributes:
-        read: yields the name of each example in a file, and the example
-        content: what such a file holds, for messages
-    """
-
-    read: Callable[[Path], Iterator[tuple[str, Example]]]
-    content: str
-
-
-#: Type of a data set that is read from a file -> its reader.
-READERS = {
-    "raw": Reader(_read_manifest, "a manifest"),
-    "npy": Reader(
-        _read_npy,
-        "an array of {id, net_input: {src_tokens, src_lengths}}, as fairseq's benchmark saves it",
-    ),
-    "jsonl": Reader(_read_jsonl, "JSON lines of id and tokens"),
+#: Type of a data set that is read from a file -> a function that yields the name of each example in
+#: a file, and the example.
+READERS: dict[str, Callable[[Path], Iterator[tuple[str, Example]]]] = {
+    "raw": _read_manifest,
+    "npy": _read_npy,
+    "jsonl": _read_jsonl,
 }

@@ -27,6 +27,7 @@ TOOL, TITLE = "pipeline", "Pipelines: what an utterance costs"
 NOT_FAILED = ("ok", NOT_RUN, "interrupted")
 #: What the table calls the row of all stages.
 ALL = "all (memory: largest)"
+#: Makes a metric of bytes that are shown in MB.
 _mb = partial(metric, scale=1 / text.MB, unit="bytes", better="lower")
 #: The numbers of a stage, or of all stages: keys in CSV and JSON, columns of the table, in order.
 NUMBERS = (
@@ -273,7 +274,7 @@ def total_row(rows: Sequence[Row]) -> Row:
 
 
 class Ended(Struct):
-    """How the examples of a run ended.
+    """The examples of a run: their costs, and where others failed.
 
     Attributes:
         costs: of each example that ended well, a Costs for each stage
