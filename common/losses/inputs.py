@@ -1,9 +1,9 @@
 """Make the inputs of a batch and the joiner: the same bits for a seed under every torch and numpy.
 
-The numbers come from the raw output of numpy's PCG64, which is guaranteed never to change (NEP 19),
-and become floats by exact arithmetic (rnnt_bench.data.shapes).  Random inputs are uniform in [0,
-1), as in the 2022 suite, and weights uniform in +-1/sqrt(D), as torch.nn.Linear draws them; for
-others see Speech.
+The numbers come from the raw output of numpy's PCG64, which is guaranteed never to change (NEP 19).
+They become floats by exact arithmetic (rnnt_bench.data.shapes).  Random inputs are uniform in [0,
+1), as in the 2022 suite.  Random weights are uniform in +-1/sqrt(D), as torch.nn.Linear draws them.
+`Speech` makes the inputs and weights of a trained model.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from rnnt_bench.core.settings import STAGES, Settings
 from rnnt_bench.data.shapes import ALIGNMENT, DECODER, ENCODER, TARGETS, WEIGHTS, symbols, uniform
 
 FOLDER = Path(__file__).with_name("weights")
-#: By how many nats the logit of a symbol unseen in training is below that of the trained symbol that
-#: it copies.
+#: A symbol that the model was not trained on copies a trained one, with a logit lower by this.
 LESS_LIKELY = 10.0
 
 
 @lru_cache(maxsize=len(STAGES))
 def load(stage: str) -> dict[str, np.ndarray]:
-    """Return the arrays of a stage (see docs/_trained_weights.py), real numbers as float32."""
+    """Return the arrays of a stage by name, real numbers as float32 (see
+    docs/_trained_weights.py)."""
+    arrays = {}
     with np.load(str(FOLDER / f"{stage}.npz"), allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
-    return {
-        name: array.astype(np.float32) if array.dtype == np.float16 else array
-        for name, array in arrays.items()
-    }
+        for name in file.files:
+            array = file[name]
+            arrays[name] = array.astype(np.float32) if array.dtype == np.float16 else array
+    return arrays
 
 
 @dataclass(frozen=True)
 class Speech:
-    """Real logits: inputs and weights of a small model at a stage of its training, with the sizes
-    of a run.
+    """Make the inputs and weights of a small model at a stage of its training, in the sizes of a
+    run.
 
-    examples/train.py trained the model; docs/_trained_weights.py wrote weights/, a file for each
-    stage.  It is of utterances that the model was not trained on: encoder outputs, symbols, and the
-    frame at which each is emitted.  It also has decoder outputs by the last symbol, the output
-    layer, and the projections of the simple loss.
+    examples/train.py trained the model; docs/_trained_weights.py wrote a file for each stage into
+    weights/.  A file has utterances that the model was not trained on: encoder outputs, symbols,
+    and the frame at which each symbol is emitted.  It also has the decoder output after each
+    symbol, the output layer, and the projections of the simple loss.
 
     - An utterance of T frames and U targets is a passage of these utterances with U symbols.
-      Frames that emit nothing are repeated or left out evenly until there are T; for a smaller T,
+      Frames that emit nothing are repeated or left out evenly until there are T.  For a smaller T,
       emitting frames are left out too.
-    - The H dimensions are copied as often as D has room for, with weights divided by the number of
-      copies: same logits.
-    - Symbols beyond the trained ones are copies that are 10 nats less likely: they cost time, and
+    - The model's dimensions are copied until there are D, and the weights of each are divided by
+      the number of its copies, so the logits stay the same.
+    - Symbols beyond the trained ones are copies that are 10 nats less likely.  They cost time, and
       hardly change a posterior.
 
-    Leaves out dropout and the effects of a language: the syllables are random.
+    It leaves out dropout and the effects of a language: the syllables are random.
     """
 
     stage: str
@@ -65,11 +65,10 @@ class Speech:
 
     def __post_init__(self) -> None:
         symbols, dimensions = self.arrays["output.weight"].shape
-        sizes = (
+        for flag, least, size in (
             ("--vocab-size", symbols, self.vocab_size),
             ("--encoder-dim", dimensions, self.encoder_dim),
-        )
-        for flag, least, size in sizes:
+        ):
             if size < least:
                 raise UserError(
                     f"--logits {self.stage} is of a model with {least}: give {flag} {least} or more"
@@ -78,6 +77,11 @@ class Speech:
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         return load(self.stage)
+
+    def columns(self, dimensions: int) -> np.ndarray:
+        """Return (D,) the dimension of the model, of so many, that each of the D dimensions
+        copies."""
+        return np.arange(self.encoder_dim) % dimensions
 
     def outputs(
         self,
@@ -99,60 +103,66 @@ class Speech:
         encoder_out = np.empty_like(encoder_noise)
         decoder_out = np.empty_like(decoder_noise)
         targets = targets.copy()
-        # for each of the D dimensions, the model's dimension that it copies
-        columns = np.arange(self.encoder_dim) % self.arrays["decoder"].shape[1]
-        for n, ((T, U), start) in enumerate(zip(shapes, uniform(len(shapes), ALIGNMENT, *key))):
-            frames, symbols = passage(self.arrays, T, U, float(start))
+        decoder = self.arrays["decoder"]
+        columns = self.columns(decoder.shape[1])
+        starts = uniform(len(shapes), ALIGNMENT, *key)
+        for n, (T, U) in enumerate(shapes):
+            frames, symbols = passage(self.arrays, T, U, float(starts[n]))
             targets[n, :U] = symbols
             encoder_out[n, :T] = self.arrays["encoder_out"][frames][:, columns]
             encoder_out[n, T:] = encoder_out[n, T - 1]
-            decoder_out[n] = self.arrays["decoder"][0, columns]
-            decoder_out[n, 1 : U + 1] = self.arrays["decoder"][symbols][:, columns]
+            decoder_out[n] = decoder[0, columns]
+            decoder_out[n, 1 : U + 1] = decoder[symbols][:, columns]
         return encoder_out, decoder_out, targets
 
     def layer(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return weights (V, D) and bias (V,) of one of LAYERS.
+        """Return the weight (V, D) and the bias (V,) of one of LAYERS.
 
-        The rows of symbols that the model was not trained on are copies of trained ones, with a bias
-        that is LESS_LIKELY nats lower. Not in "lm": the simple loss adds it to "am", which has the
-        lower bias.
+        Symbols that the model was not trained on have rows that are copies of trained ones, with a
+        bias that is LESS_LIKELY lower.  The bias of "lm" is not lower: the simple loss adds its
+        scores to those of "am", which has the lower bias.
         """
-        weight, bias = self.arrays[f"{name}.weight"], self.arrays[f"{name}.bias"]
-        # Columns are repeated up to D, each divided by the number of its copies: same logits.
-        columns = np.arange(self.encoder_dim) % weight.shape[1]
+        weight = self.arrays[f"{name}.weight"]
+        bias = self.arrays[f"{name}.bias"]
+        columns = self.columns(weight.shape[1])
         copies = np.bincount(columns).astype(np.float32)
         weight = (weight / copies)[:, columns]
         copied = np.arange(self.vocab_size - len(bias)) % (len(bias) - 1) + 1  # never the blank
         penalty = np.float32(0.0 if name == "lm" else LESS_LIKELY)
-        return (
-            np.concatenate([weight, weight[copied]]),
-            np.concatenate([bias, bias[copied] - penalty]),
-        )
+        weights = np.concatenate([weight, weight[copied]])
+        return weights, np.concatenate([bias, bias[copied] - penalty])
 
 
 def passage(
     arrays: dict[str, np.ndarray], T: int, U: int, start: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the frames (T,) and the symbols (U,) of a passage; `start` in [0, 1) chooses its first
-    utterance."""
+    """Return the frames (T,) and the symbols (U,) of a passage of a stage's utterances.
+
+    They are indices into the encoder outputs, and symbols of [1, V).
+
+    Args:
+        arrays: of the stage; its utterances follow each other in one row of frames and symbols.
+        start: in [0, 1), chooses the first utterance.
+    """
     total_frames = len(arrays["encoder_out"])
     total_symbols = len(arrays["targets"])
     first = int(start * len(arrays["T_lengths"]))
     begin = int(arrays["T_lengths"][:first].sum())
     offset = int(arrays["U_lengths"][:first].sum())
-    places = np.arange(offset, offset + U + 1)  # and the next one, at which the passage ends
+    # The U symbols, and the next one: the passage ends before its frame.
+    positions = np.arange(offset, offset + U + 1)
     # After the last utterance the first one follows again, at frames that count on.
-    emitted = arrays["frames"][places % total_symbols] + total_frames * (places // total_symbols)
+    rounds, positions = np.divmod(positions, total_symbols)
+    emitted = arrays["frames"][positions] + total_frames * rounds
     end = max(int(emitted[-1]), int(emitted[:-1].max(initial=begin)) + 1)
-    needed = np.unique(emitted[:-1])
-    others = np.setdiff1d(np.arange(begin, end), needed)
-    if T < len(needed):
-        frames = _spread(needed, T)
+    emitting = np.unique(emitted[:-1])
+    if T < len(emitting):
+        frames = _spread(emitting, T)
     else:
-        frames = np.sort(
-            np.concatenate([needed, _spread(others if len(others) else needed, T - len(needed))])
-        )
-    return frames % total_frames, arrays["targets"][places[:-1] % total_symbols]
+        silent = np.setdiff1d(np.arange(begin, end), emitting)
+        added = _spread(silent if len(silent) else emitting, T - len(emitting))
+        frames = np.sort(np.concatenate([emitting, added]))
+    return frames % total_frames, arrays["targets"][positions[:-1]]
 
 
 def _spread(frames: np.ndarray, count: int) -> np.ndarray:
@@ -160,14 +170,15 @@ def _spread(frames: np.ndarray, count: int) -> np.ndarray:
     return frames[np.arange(count) * len(frames) // max(count, 1)]
 
 
-#: Leaves of a batch.
+#: The outputs of encoder and decoder in a batch, which get a gradient in scope "step".
 OUTPUTS = ("encoder_out", "decoder_out")
 
 
 @dataclass
 class Labels:
-    """Hold what an adapter's `prepare` gets of a batch: what is known before the clock starts, on
-    its device."""
+    """Hold what is known of a batch before the clock starts: what an adapter's `prepare` gets.
+
+    The tensors are on the device of the batch."""
 
     targets: torch.Tensor  # (N, U) int32 in [1, V)
     T_lengths: torch.Tensor  # (N,) int32
@@ -178,24 +189,28 @@ class Labels:
 
 @dataclass
 class Batch(Labels):
-    """One batch on its device."""
+    """Hold a batch on its device.
 
-    encoder_out: torch.Tensor  # (N, T, D), a leaf of the run's dtype that requires a gradient
-    decoder_out: torch.Tensor  # (N, U+1, D), likewise
+    The outputs are leaves of the run's dtype that require a gradient."""
+
+    encoder_out: torch.Tensor  # (N, T, D)
+    decoder_out: torch.Tensor  # (N, U+1, D)
 
     @property
     def labels(self) -> Labels:
+        """Return the batch without the outputs of encoder and decoder."""
         return Labels(self.targets, self.T_lengths, self.U_lengths, self.shapes)
 
     def fresh(self) -> Batch:
-        """Return the batch with the same numbers in new leaves, without the gradient of an earlier
-        step."""
+        """Return the batch with the same numbers in new leaves, which have no gradient yet."""
         return replace(
-            self, **{name: getattr(self, name).detach().requires_grad_() for name in OUTPUTS}
+            self,
+            encoder_out=self.encoder_out.detach().requires_grad_(),
+            decoder_out=self.decoder_out.detach().requires_grad_(),
         )
 
     def utterance(self, n: int) -> Batch:
-        """Return the utterance `n` alone, cut to its own T and U, as a batch of views without a
+        """Return a batch of utterance `n` alone, cut to its own T and U: views that require no
         gradient."""
         T, U = self.shapes[n]
         only = slice(n, n + 1)
@@ -210,8 +225,9 @@ class Batch(Labels):
 
 
 def source_of(settings: Settings) -> Speech | None:
-    """Return the source of inputs and weights, None if they are random; raise UserError for sizes
-    it does not have."""
+    """Return the source of inputs and weights, None if they are random.
+
+    Raises UserError for a vocabulary or a dimension that is smaller than the trained model's."""
     if settings.logits not in STAGES:
         return None
     return Speech(settings.logits, settings.vocab_size, settings.encoder_dim)
@@ -232,8 +248,14 @@ def make_batch(
     key: Sequence[int],
     source: Speech | None = None,
 ) -> Batch:
-    """Return a batch of fresh inputs of (T, U) `shapes`; `key` (seed, batch, ...) names the stream
-    of its numbers."""
+    """Return a batch of new inputs.
+
+    Args:
+        shapes: (T, U) of each utterance.
+        dtype: of the outputs of encoder and decoder.
+        key: (seed, batch, ...), names the stream of its numbers.
+        source: of the numbers; None: random ones.
+    """
     pairs = [(int(T), int(U)) for T, U in shapes]
     N, T, U = padded_sizes(pairs)
     encoder_out = uniform(N * T * encoder_dim, ENCODER, *key).reshape(N, T, encoder_dim)
@@ -255,17 +277,18 @@ def make_batch(
 
 
 def drawn(inputs: int, outputs: int, key: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weight (outputs, inputs) and the bias (outputs,) of the stream that `key` names,
-    float32."""
+    """Return a random weight (outputs, inputs) and a random bias (outputs,), float32.
+
+    key: names the stream of the numbers."""
     bound = 1 / math.sqrt(inputs)
-    numbers = (
-        uniform((inputs + 1) * outputs, WEIGHTS, *key).astype(np.float64) * 2 * bound - bound
-    ).astype(np.float32)
-    return numbers[: inputs * outputs].reshape(outputs, inputs), numbers[inputs * outputs :]
+    shares = uniform((inputs + 1) * outputs, WEIGHTS, *key).astype(np.float64)
+    numbers = (shares * 2 * bound - bound).astype(np.float32)
+    weight, bias = np.split(numbers, [inputs * outputs])
+    return weight.reshape(outputs, inputs), bias
 
 
-#: The layers that a run may have: the joiner's, and the projections whose outputs the simple loss
-#: adds.
+#: The layers that a run may have: the output layer of the joiner, and the projections of encoder
+#: and decoder outputs (acoustic and language model), whose scores the simple loss adds.
 LAYERS = ("output", "am", "lm")
 
 
@@ -274,15 +297,15 @@ def layer(
 ) -> torch.nn.Linear:
     """Return one of LAYERS, a Linear(D, V + further) of a run.
 
-    The `further` outputs (durations) are random with any logits.  Raises UserError as source_of
-    does.
+    The `further` outputs (durations) are random even if the others are trained.  Raises UserError
+    for sizes that are smaller than the trained model's.
     """
     source, D, V = source_of(settings), settings.encoder_dim, settings.vocab_size
     if source is None:
         weight, bias = drawn(D, V + further, (settings.seed, LAYERS.index(name)))
     else:
         weight, bias = source.layer(name)
-        further_weight, further_bias = drawn(D, further, (settings.seed, 3))
+        further_weight, further_bias = drawn(D, further, (settings.seed, len(LAYERS)))
         weight = np.concatenate([weight, further_weight])
         bias = np.concatenate([bias, further_bias])
     result = torch.nn.Linear(weight.shape[1], weight.shape[0], device=device, dtype=dtype)
@@ -293,10 +316,10 @@ def layer(
 
 
 class Joiner(torch.nn.Module):
-    """The joiner and the other layers that a step trains, by name in `extra`: logits =
-    output(tanh(encoder + decoder)).
+    """The joiner of the 2022 suite, logits = output(tanh(encoder_out + decoder_out)).
 
-    It is that of the 2022 suite, and icefall's joiner without its projections.
+    It is icefall's joiner without its projections.  `extra` has the other layers that a step
+    trains, by name.
     """
 
     def __init__(self, output: torch.nn.Linear, extra: Mapping[str, torch.nn.Module]):
