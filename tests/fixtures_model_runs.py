@@ -92,7 +92,7 @@ def write_profile(log, **changes):
     times = ((["encoder"], 5e6), (["encoder", "layers"], 3e6), (["rnnt_loss"], 1e6))
     of = {"calls": 4, "device_ns": [None, None], "macs": 1000, "flops": 2000}
     spans = [
-        choice.Place(chain=chain, phase=phase, host_ns=[time, 1.1 * time], **of)
+        choice.Span(chain=chain, phase=phase, host_ns=[time, 1.1 * time], **of)
         for chain, time in times
         for phase in ("forward", "backward")
     ]

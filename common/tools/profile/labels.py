@@ -1,17 +1,17 @@
 """Label modules by hooks around their forward and backward, without editing the model.
 
-The backward of a call lasts from the gradient of an output to those of all inputs: an identity node
-of autograd's graph at each end tells.  A call whose inputs need no gradient ends with the next call
-not nested in it, or with the step. What a checkpoint computes again is of the backward.  Needs
-torch 2.1 or newer."""
+A span is one forward, or one backward, of a call of a labelled module.  The backward lasts from the
+gradient of an output to those of all inputs; an identity node in autograd's graph at each end tells
+when.  A backward whose inputs need no gradient ends with the next call not nested in it, or with
+the step.  A forward that a checkpoint computes again belongs to the backward.  Needs torch 2.1 or
+newer."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -20,15 +20,30 @@ from rnnt_bench.core.errors import UserError
 from rnnt_bench.flops import rules
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
-#: The place of a span: the labels around it and its own, outermost first, and its phase.
-Place = tuple[tuple[str, ...], str]
-#: Makes the context of a span from its place, and from whether a checkpoint computes it again.
-Span = Callable[[Place, bool], AbstractContextManager]
+#: The most names of modules in a message.
+MOST_CHOICES = 40
+
+
+class Place(NamedTuple):
+    """The place of a span in a step: the labels around it and its own, outermost first, and the
+    phase."""
+
+    chain: tuple[str, ...]
+    phase: str
+
+
+#: Returns the context of a span, from its place and whether a checkpoint computes it again.
+OpenSpan = Callable[[Place, bool], AbstractContextManager]
 
 
 class Call:
-    """One call of a labelled module.  family: the calls that it lies in, outermost first, and
-    itself."""
+    """Hold one call of a labelled module.
+
+    Attributes:
+        path: of the module
+        family: the calls that it lies in, outermost first, and itself
+        chain: the labels of these
+    """
 
     def __init__(self, path: str, label: str, above: Sequence[Call]):
         self.path = path
@@ -36,21 +51,25 @@ class Call:
         self.chain: tuple[str, ...] = (*above[-1].chain, label) if above else (label,)
 
 
-class Labels:
-    """Enter `span(place, again)` for each call and backward, inside the context.  labels: by the
-    path of a module;
-    where: the place of what was raised inside."""
+class Running(NamedTuple):
+    """A call whose forward or backward runs, and the context of that span."""
 
-    def __init__(self, model: torch.nn.Module, labels: Mapping[str, str], span: Span):
+    call: Call
+    context: AbstractContextManager
+
+
+class Labels:
+    """Open a span for each forward and backward of a labelled module, while the context lasts.
+
+    labels: by the path of a module; where: after an exception, the label that raised it."""
+
+    def __init__(self, model: torch.nn.Module, labels: Mapping[str, str], open_span: OpenSpan):
         self._modules = {module: path for path, module in model.named_modules() if path in labels}
         self._labels = labels
-        self._span = span
+        self._open_span = open_span
         self._hooks = ExitStack()
-        #: Running calls with the contexts of their spans, in the forward and in the backward.
-        self._stacks: dict[str, list[tuple[Call, AbstractContextManager]]] = {
-            FORWARD: [],
-            BACKWARD: [],
-        }
+        #: What runs in the forward and in the backward, the innermost last.
+        self._stacks: dict[str, list[Running]] = {FORWARD: [], BACKWARD: []}
         self.where = "the step, outside of every label"
 
     def __enter__(self) -> Labels:
@@ -64,16 +83,16 @@ class Labels:
     def __exit__(self, *error: Any) -> None:
         for phase, stack in self._stacks.items():
             if error[0] and stack:
-                call = stack[-1][0]
+                call = stack[-1].call
                 self.where = f"{call.chain[-1]} ({call.path}), {phase}"
             self._pop(stack, 0)
         self._hooks.close()
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Label a part of the step that is no module, after forward and backward."""
+        """Label a part of the step that is no module and comes after the backward."""
         self.where = f"{name}, {UPDATE}"
-        with self._span(((name,), UPDATE), False):
+        with self._open_span(Place((name,), UPDATE), False):
             yield
 
     def end_backward(self) -> None:
@@ -81,31 +100,32 @@ class Labels:
         self._pop(self._stacks[BACKWARD], 0)
 
     def _before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Begin the forward of a call; return its arguments, which will tell the backward's end."""
         path = self._modules[module]
         phase = _phase()
         stack = self._stacks[phase]
-        call = Call(path, self._labels[path], stack[-1][0].family if stack else ())
+        call = Call(path, self._labels[path], stack[-1].call.family if stack else ())
         if phase == FORWARD:
             args, kwargs = _marked((args, kwargs), lambda: self._end(call))
-        self._push(phase, call, phase == BACKWARD)
+        self._push(phase, call, again=phase == BACKWARD)
         return args, kwargs
 
     def _after(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """End the forward of a call; return its output, which will tell the backward's begin."""
         phase = _phase()
         stack = self._stacks[phase]
-        while stack[-1][0].path != self._modules[module]:  # those above were left by an exception
+        while stack[-1].call.path != self._modules[module]:  # an exception left these
             self._pop(stack, len(stack) - 1)
-        call = stack[-1][0]
+        call = stack[-1].call
         self._pop(stack, len(stack) - 1)
         return output if phase == BACKWARD else _marked(output, lambda: self._begin(call))
 
     def _begin(self, call: Call) -> None:
-        """Begin the backward of a call, and of those that it lies in; end those that it does not
-        lie in."""
+        """Begin the backward of a call and of the calls around it; end all others that run."""
         stack = self._stacks[BACKWARD]
         shared = 0
-        for (running, _), member in zip(stack, call.family):
-            if running is not member:
+        for running, member in zip(stack, call.family):
+            if running.call is not member:
                 break
             shared += 1
         self._pop(stack, shared)
@@ -115,30 +135,29 @@ class Labels:
     def _end(self, call: Call) -> None:
         """End the backward of a call, and of those within it."""
         stack = self._stacks[BACKWARD]
-        running = [member for member, _ in stack]
-        if call in running:
-            self._pop(stack, running.index(call))
+        calls = [running.call for running in stack]
+        if call in calls:
+            self._pop(stack, calls.index(call))
 
     def _push(self, phase: str, call: Call, again: bool = False) -> None:
-        """Enter the span of a call."""
-        context = self._span((call.chain, phase), again)
+        """Enter the span of a call in a phase."""
+        context = self._open_span(Place(call.chain, phase), again)
         context.__enter__()
-        self._stacks[phase].append((call, context))
+        self._stacks[phase].append(Running(call, context))
 
-    def _pop(self, stack: list[tuple[Call, AbstractContextManager]], count: int) -> None:
+    def _pop(self, stack: list[Running], count: int) -> None:
         """Leave the spans of all calls but the outermost `count`."""
         while len(stack) > count:
-            _, context = stack.pop()
-            context.__exit__(None, None, None)
+            stack.pop().context.__exit__(None, None, None)
 
 
 def _phase() -> str:
-    """Return the phase that runs: what a checkpoint computes again is in the backward."""
+    """Return the phase that runs now; a checkpoint computes a forward again in the backward."""
     return FORWARD if torch._C._current_graph_task_id() == -1 else BACKWARD
 
 
 class _Mark(torch.autograd.Function):
-    """Pass tensors through unchanged, and tell when the backward of this node runs."""
+    """Pass tensors through unchanged; call `tell` when the backward of this node runs."""
 
     @staticmethod
     def forward(ctx: Any, tell: Callable[[], None], *tensors: torch.Tensor) -> Any:
@@ -152,57 +171,68 @@ class _Mark(torch.autograd.Function):
         return (None, *gradients)
 
 
-rules.register(_Mark, None)  # an identity
+rules.register(_Mark, None)  # it computes nothing, so FlopCounter need not warn of it
 
 
 def is_overwritten(error: BaseException) -> bool:
-    """Tell whether a tensor behind a mark was written over, by the module's own forward or after
-    it."""
+    """Return whether an error says that an operator in place wrote over a tensor behind a mark."""
     return "modified inplace" in str(error) and "inside a custom Function" in str(error)
 
 
 def _marked(values: Any, tell: Callable[[], None]) -> Any:
-    """Return the values with tensors that need a gradient behind a mark; the same tensor stays the
-    same."""
+    """Return values in which each tensor that needs a gradient has passed through a mark.
+
+    A tensor that is there twice passes once."""
     leaves, spec = tree_flatten(values)
-    wanted = {
+    tensors = {
         id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad
     }
-    if not wanted:
+    if not tensors:
         return values
-    marked = dict(zip(wanted, _Mark.apply(tell, *wanted.values())))
+    marked = dict(zip(tensors, _Mark.apply(tell, *tensors.values())))
     return tree_unflatten([marked.get(id(leaf), leaf) for leaf in leaves], spec)
 
 
-class Spans:
-    """Read a counter, by `mark`, at both ends of each span of a step.  calls: (whether it is the
-    first time that this is computed, begin, end) of each call, by place."""
+class Reading(NamedTuple):
+    """Hold what a counter read at both ends of a span, and whether the span is not a forward that a
+    checkpoint computes again."""
 
-    def __init__(self, mark: Callable[[], Any]):
-        self.mark = mark
-        self.calls: dict[Place, list[tuple[bool, Any, Any]]] = {}
+    is_first: bool
+    begin: Any
+    end: Any
+
+
+class Spans:
+    """Read a counter, by `read`, at both ends of each span of a step.
+
+    calls: the readings by place, in the order in which places begin."""
+
+    def __init__(self, read: Callable[[], Any]):
+        self.read = read
+        self.calls: dict[Place, list[Reading]] = {}
 
     @contextmanager
     def __call__(self, place: Place, again: bool) -> Iterator[None]:
-        calls = self.calls.setdefault(place, [])  # places are in the order in which they begin
-        begin = self.mark()
+        readings = self.calls.setdefault(place, [])
+        begin = self.read()
         yield
-        calls.append((not again, begin, self.mark()))
+        readings.append(Reading(not again, begin, self.read()))
 
 
 def by_patterns(model: torch.nn.Module, patterns: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return {path: label} of patterns by label, * and ? within a name.  Raises UserError for one
-    that matches nothing."""
+    """Return the label of each module whose path matches a pattern of the label, by path.
+
+    * and ? match within a name of the path.  Raises UserError for a pattern that matches none."""
     paths = [path for path, _ in model.named_modules() if path]
     label_of: dict[str, str] = {}
-    for label in patterns:
-        for pattern in patterns[label]:
+    for label, of_label in patterns.items():
+        for pattern in of_label:
             matches = [path for path in paths if _matches(path.split("."), pattern.split("."))]
             if not matches:
                 near = [_starred(path) for path in paths if path.count(".") <= pattern.count(".")]
-                choices = ", ".join(list(dict.fromkeys(near))[:40])
+                choices = list(dict.fromkeys(near))[:MOST_CHOICES]
                 raise UserError(
-                    f"--label {label}={pattern}: matches no module; there are {choices}"
+                    f"--label {label}={pattern}: matches no module; there are {', '.join(choices)}"
                 )
             for path in matches:
                 label_of.setdefault(path, label)
@@ -210,12 +240,13 @@ def by_patterns(model: torch.nn.Module, patterns: Mapping[str, Sequence[str]]) -
 
 
 def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Return whether each name of a path matches its pattern."""
     return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
 
 
 def by_depth(model: torch.nn.Module, depth: int) -> dict[str, str]:
-    """Return {path: label} of all modules at most `depth` names below; those of a list share a
-    label, "layers.*"."""
+    """Return a label for each module whose path has at most `depth` names, by path; the modules of
+    a list share one, "layers.*"."""
     lists = (torch.nn.ModuleList, torch.nn.ModuleDict)
     return {
         path: _starred(path)
@@ -225,5 +256,5 @@ def by_depth(model: torch.nn.Module, depth: int) -> dict[str, str]:
 
 
 def _starred(path: str) -> str:
-    """Return "layers.*" of "layers.0"."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
+    """Return a path with * in place of numbers: "layers.*.attention" of "layers.0.attention"."""
+    return ".".join("*" if name.isdigit() else name for name in path.split("."))

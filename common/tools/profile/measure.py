@@ -1,14 +1,15 @@
-"""Where a training step goes: time, memory and operations of each label.
+"""Measure where a training step goes: the time, memory and operations of each label.
 
-Timed steps with labels alternate with bare ones, so that the hooks' own cost is known.  Memory is
-from a trace of a few more steps, FLOPs from one counted step of each batch: no pass is part of
-another."""
+Timed steps with labels alternate with bare ones, so that the hooks' own cost is known.  Operations
+are counted in a step of each batch before, memory is traced in a few steps after; neither is
+timed."""
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -28,7 +29,6 @@ from rnnt_bench.flops.counter import FlopCounter
 from rnnt_bench.instruments import profiler
 from rnnt_bench.instruments.clock import Clock
 from rnnt_bench.instruments.device import environment, set_up_torch
-from rnnt_bench.losses.inputs import make_batch
 from rnnt_bench.records.schema import Measured
 from rnnt_bench.system import machine, memory
 from rnnt_bench.tools import loading, transducer
@@ -36,28 +36,33 @@ from rnnt_bench.tools.profile import labels, rows
 from rnnt_bench.tools.sizes import Sizes
 from rnnt_bench.traces import reader, windows
 
-#: Paths of a layer and of its parts, by configuration; "" is of torchaudio's Conformer.
-LAYERS = {
-    "": ("encoder.conformer.conformer_layers.*", ".ffn1", ".self_attn", ".conv_module", ".ffn2"),
-    "icefall": (
-        "encoder.layers.*",
-        ".feed_forward_macaron",
-        ".self_attn",
-        ".conv_module",
-        ".feed_forward",
-    ),
+#: Paths of the layers of each encoder: --config, or "" for torchaudio's Conformer.
+LAYERS = {"": "encoder.conformer.conformer_layers.*", "icefall": "encoder.layers.*"}
+#: Paths of the parts of a layer of each encoder, by the end of their labels.
+PARTS = {
+    "": {
+        "_feed_forward_macaron": "ffn1",
+        "_self_attn": "self_attn",
+        "_conv": "conv_module",
+        "_feed_forward": "ffn2",
+    },
+    "icefall": {
+        "_feed_forward_macaron": "feed_forward_macaron",
+        "_self_attn": "self_attn",
+        "_conv": "conv_module",
+        "_feed_forward": "feed_forward",
+    },
 }
-#: Ends of the labels of a layer and its parts.
-IN_LAYER = ("", "_feed_forward_macaron", "_self_attn", "_conv", "_feed_forward")
 
 
-def unseen(position: labels.Place, again: bool) -> AbstractContextManager[None]:
-    """Return a span that records nothing."""
+def unseen(place: labels.Place, again: bool) -> AbstractContextManager[None]:
+    """Open a span that records nothing."""
     return nullcontext()
 
 
 def run(job: JobSpec) -> Iterator[Any]:
-    """Yield the records of a batch size.  Raises UserError, OutOfMemory."""
+    """Yield the records of a batch size: the environment, then what is measured.  Raises UserError,
+    OutOfMemory and WrongResult."""
     settings = job.settings
     folder = Path(job.folder) / job.job.replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,45 +76,54 @@ def run(job: JobSpec) -> Iterator[Any]:
 
 
 class Times(NamedTuple):
-    """Hold the time of a step on the host, and on CUDA on the device, else None."""
+    """Hold the time of a step on the host, and on the device; None on a CPU."""
 
     host_ns: int
     device_ns: int | None
 
 
 class Steps(NamedTuple):
-    """Hold the times of bare and labelled steps, those of each label in each step, and the share of
-    the CPUs that others used."""
+    """Hold the times of steps without and with labels, the times of each span in each step with
+    labels, and the share of the CPUs that other programs used."""
 
     bare: list[Times]
     labelled: list[Times]
-    places: list[rows.Place]
+    spans: list[rows.Span]
     foreign_cpu: float | None
 
 
-class Inputs:
-    """A batch: features (N, frames, F), lengths, symbols (N, U+1) with a blank first, and inputs of
-    the loss."""
+class Marks(NamedTuple):
+    """Hold a mark on the clock of the host, in ns, and one on that of the device; None on a CPU."""
 
-    def __init__(
-        self, utterances: Any, sizes: Sizes, adapter: Any, device: torch.device, *key: int
-    ):
-        batch = make_batch(
-            utterances,
-            vocab_size=sizes.vocab_size,
-            encoder_dim=sizes.features,
-            device=device,
-            dtype=torch.float32,
-            key=key,
-        )
-        self.features = 2 * batch.encoder_out.detach() - 1
-        self.lengths = batch.T_lengths.long()
-        self.symbols = torch.nn.functional.pad(batch.targets.long(), (1, 0))
-        self.batch = transducer.batch_of(batch.targets, utterances)
-        self.adapter = adapter
+    host: Any
+    device: Any
+
+
+class Inputs:
+    """Hold the inputs of a step for one batch.
+
+    Attributes:
+        features: (N, frames, F), random
+        lengths: (N,), in frames
+        symbols: (N, U+1), a blank before random targets
+        batch: targets and lengths for the loss
+        description: the batch as records have it
+    """
+
+    def __init__(self, utterances: Any, sizes: Sizes, device: torch.device, *key: int):
+        """Make the inputs of utterances (N, 2) of frames and U; key: seeds the numbers."""
         frames, tokens = utterances.T.tolist()
+        N = len(frames)
+        shape = (N, max(frames), sizes.features)
+        numbers = shapes.uniform(math.prod(shape), shapes.ENCODER, *key).reshape(shape)
+        drawn = shapes.symbols((N, max(tokens)), sizes.vocab_size, shapes.TARGETS, *key)
+        targets = torch.from_numpy(drawn).to(device)
+        self.features = 2 * torch.from_numpy(numbers).to(device, torch.float32) - 1
+        self.lengths = torch.tensor(frames, device=device)
+        self.symbols = torch.nn.functional.pad(targets.long(), (1, 0))
+        self.batch = transducer.batch_of(targets, utterances)
         self.description = rows.Batch(
-            N=len(frames),
+            N=N,
             frames=sum(frames),
             frames_max=max(frames),
             T_max=max(T for T, _ in self.batch.shapes),
@@ -117,49 +131,41 @@ class Inputs:
             tokens=sum(tokens),
         )
 
-    def arguments(self) -> tuple[Any, ...]:
-        """Return the arguments of the model's forward for one step."""
-        return (
-            self.features,
-            self.lengths,
-            self.symbols,
-            self.batch,
-            self.adapter.prepare(self.batch),
-        )
-
 
 class Profiling:
-    """A model that is ready to step, and its measurements.  Raises UserError for what cannot be
-    made or run."""
+    """Make a model with a loss that is ready to step, and measure its steps.  Raises UserError for
+    one that cannot be made or run."""
 
     def __init__(self, choice: rows.Choice, settings: Settings):
-        self.choice, self.settings = choice, settings
+        self.choice = choice
+        self.settings = settings
         row = implementations.find(choice.loss)
         try:
             self.device = set_up_torch(settings)
-            adapter = implementations.load(row.script)(settings, row.variant)
-            adapter.load(self.device.type)
+            self.adapter = implementations.load(row.script)(settings, row.variant)
+            self.adapter.load(self.device.type)
         except NotRunnable as error:
             raise UserError(f"--loss {choice.loss}: {error}") from error
         torch.manual_seed(settings.seed)
         self.clock = Clock(self.device)
-        self.inputs = self._inputs(adapter)
-        self.model = self._model(adapter).to(self.device).train()
+        self.inputs = self._inputs()
+        self.model = self._model().to(self.device).train()
         self.labels = self._labels()
-        self.optimizer = (
-            torch.optim.AdamW(self.model.parameters(), lr=1e-5) if choice.optimizer else None
-        )
+        self.optimizer = None
+        if choice.optimizer:
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
 
-    def _inputs(self, adapter: Any) -> list[Inputs]:
-        """Return the measured batches of feature frames and U, without utterances that are too
-        short."""
+    def _inputs(self) -> list[Inputs]:
+        """Return the batches to measure, without utterances that are too short for the model or the
+        loss."""
         path = Path(self.settings.shape_file)
         utterances = shapes.load(path)
         factor = shapes.subsampling(path) or transducer.SUBSAMPLING
         utterances[:, 0] = shapes.feature_frames(utterances[:, 0], factor)
         T = shapes.subsampled(utterances[:, 0], transducer.SUBSAMPLING)
-        is_long = (T >= adapter.fewest_frames) & (utterances[:, 1] >= adapter.fewest_targets)
-        utterances = utterances[is_long]
+        enough_frames = T >= self.adapter.fewest_frames
+        enough_targets = utterances[:, 1] >= self.adapter.fewest_targets
+        utterances = utterances[enough_frames & enough_targets]
         if not len(utterances):
             raise UserError(
                 f"{path}: no utterance is long enough for a frame after subsampling, with a target"
@@ -172,22 +178,21 @@ class Profiling:
             raise UserError(
                 f"--max-frames {limit}: a measured batch is one utterance of {longest}; give at least that"
             )
-        sizes = self.choice.sizes
-        seed = self.settings.seed
         return [
-            Inputs(batches[index], sizes, adapter, self.device, seed, index) for index in chosen
+            Inputs(batches[index], self.choice.sizes, self.device, self.settings.seed, index)
+            for index in chosen
         ]
 
-    def _model(self, adapter: Any) -> torch.nn.Module:
-        """Return the model with its loss, on the CPU or where its maker puts it."""
+    def _model(self) -> torch.nn.Module:
+        """Return the model with its loss."""
         choice = self.choice
-        criterion = transducer.Criterion(adapter, self.device)
+        criterion = transducer.Criterion(self.adapter, self.device)
         model: torch.nn.Module
         if choice.model:
             model = loading.load(choice.model, choice.arguments, str(self.device))
             if criterion.layout.approximate or criterion.layout.tensors != ("logits",):
                 raise UserError(
-                    f"--loss {adapter.name}: takes no logits, which a model by import path gives; "
+                    f"--loss {self.adapter.name}: takes no logits, which a model by import path gives; "
                     "give one that does: --loss torchaudio"
                 )
             model = transducer.Imported(model, criterion)
@@ -201,44 +206,49 @@ class Profiling:
         return model
 
     def _labels(self) -> dict[str, str]:
-        """Return the label of each labelled module by its path."""
+        """Return the label of each labelled module, by its path in the whole model."""
         choice = self.choice
-        model = self.model
+        model = self._chosen()
         if choice.labels:
-            paths = labels.by_patterns(self._chosen(), choice.labels)
+            paths = labels.by_patterns(model, choice.labels)
         elif choice.depth is not None or choice.model:
-            paths = labels.by_depth(self._chosen(), choice.depth or 1)
+            paths = labels.by_depth(model, choice.depth or 1)
             paths = {
                 path: label for path, label in paths.items() if not path.startswith("criterion")
             }
-        else:  # icefall's profile began with these
-            patterns = {
-                "rnnt_encoder": ["encoder"],
-                "rnnt_encoder_embed": ["encoder.embed"],
-                "rnnt_decoder": ["decoder"],
-            }
-            layer, *parts = LAYERS[choice.config]
-            for name, part in zip(IN_LAYER, ["", *parts]):
-                patterns[f"rnnt_encoder_layer{name}"] = [layer + part]
-            paths = labels.by_patterns(model, patterns)
+        else:
+            paths = labels.by_patterns(model, self._default_patterns())
         prefix = "model." if choice.model else ""
         result = {prefix + path: label for path, label in paths.items()}
-        for name, module in model.get_submodule("criterion").named_children():
-            if isinstance(module, transducer.Part):  # these are always labelled
+        for name, module in self.model.get_submodule("criterion").named_children():
+            if isinstance(module, transducer.Part):  # the joiner and the losses always have a label
                 result[f"criterion.{name}"] = name
         return result
 
+    def _default_patterns(self) -> dict[str, list[str]]:
+        """Return the pattern of each label of the Conformer transducer, as icefall's profile labels
+        its parts."""
+        layer = LAYERS[self.choice.config]
+        patterns = {
+            "rnnt_encoder": ["encoder"],
+            "rnnt_encoder_embed": ["encoder.embed"],
+            "rnnt_decoder": ["decoder"],
+            "rnnt_encoder_layer": [layer],
+        }
+        for end, part in PARTS[self.choice.config].items():
+            patterns[f"rnnt_encoder_layer{end}"] = [f"{layer}.{part}"]
+        return patterns
+
     def _chosen(self) -> torch.nn.Module:
-        """Return the model of --model, else the suite's own."""
+        """Return the model of --model, or the Conformer transducer."""
         return self.model.get_submodule("model") if self.choice.model else self.model
 
     def parts(self) -> dict[str, torch.nn.Module]:
-        """Return the model and its parts by name: its children, or those of a transducer and a
-        layer of its encoder."""
+        """Return "model" and its parts by name, whose parameters are counted."""
         model: Any = self.model
         if self.choice.model:
             return {"model": model, **dict(model.model.named_children())}
-        layer = model.get_submodule(LAYERS[self.choice.config][0].replace("*", "0"))
+        layer = model.get_submodule(LAYERS[self.choice.config].replace("*", "0"))
         return {
             "model": model,
             "encoder": model.encoder,
@@ -248,21 +258,20 @@ class Profiling:
         }
 
     def arguments(self, number: int) -> tuple[Any, ...]:
-        """Return the arguments of the model's forward in step `number`: the batches come in
-        turn."""
-        return self.inputs[number % len(self.inputs)].arguments()
+        """Return the arguments of the model's forward in step `number`: the batches take turns."""
+        inputs = self.inputs[number % len(self.inputs)]
+        prepared = self.adapter.prepare(inputs.batch)
+        return inputs.features, inputs.lengths, inputs.symbols, inputs.batch, prepared
 
-    def step(self, arguments: tuple[Any, ...], span: labels.Span | None = unseen) -> None:
-        """Run forward, backward and the optimizer's step; the gradients stay.  span: None for a
-        step without labels."""
-        hooks = labels.Labels(self.model, self.labels if span else {}, span or unseen)
+    def step(self, arguments: tuple[Any, ...], open_span: labels.OpenSpan | None = unseen) -> None:
+        """Run forward, backward and the optimizer's step; the gradients stay.
+
+        open_span: None for a step without labels.  Raises UserError and OutOfMemory."""
+        label_of = self.labels if open_span else {}
+        hooks = labels.Labels(self.model, label_of, open_span or unseen)
         try:
             with hooks:
-                with (
-                    torch.autocast(self.device.type, torch.bfloat16)
-                    if self.choice.amp
-                    else nullcontext()
-                ):
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.choice.amp):
                     loss = self.model(*arguments)
                 self.loss = loss.detach()
                 loss.backward()
@@ -272,26 +281,26 @@ class Profiling:
                         self.optimizer.step()
         except UserError:
             raise
-        except Exception as error:  # whatever a model or a loss raises
-            line = text.first_line(error)
-            if memory.is_out_of_memory(error):
-                raise OutOfMemory(
-                    f"out of memory in {hooks.where}: take a smaller batch ({line})"
-                ) from error
-            if labels.is_overwritten(error):
-                modules = self.model.named_modules()
-                paths = [path for path, module in modules if getattr(module, "inplace", False)]
-                cause = f"inplace=True in {', '.join(paths)}" if paths else "such as +="
-                raise UserError(
-                    f"{hooks.where}: writes over what goes into or out of a labelled module ({cause}), which a label "
-                    "cannot follow; write to a new tensor there, or choose other labels (--label, --depth)"
-                ) from error
-            raise UserError(
-                f"the step fails in {hooks.where}: {type(error).__name__}: {line}"
-            ) from error
+        except Exception as error:  # a model or a loss may raise anything
+            raise self._explained(error, hooks.where) from error
+
+    def _explained(self, error: Exception, where: str) -> Exception:
+        """Return the exception that tells a user why a step failed.  where: the label that failed."""
+        line = text.first_line(error)
+        if memory.is_out_of_memory(error):
+            return OutOfMemory(f"out of memory in {where}: take a smaller batch ({line})")
+        if labels.is_overwritten(error):
+            modules = self.model.named_modules()
+            paths = [path for path, module in modules if getattr(module, "inplace", False)]
+            cause = f"inplace=True in {', '.join(paths)}" if paths else "such as +="
+            return UserError(
+                f"{where}: writes over what goes into or out of a labelled module ({cause}), which a label "
+                "cannot follow; write to a new tensor there, or choose other labels (--label, --depth)"
+            )
+        return UserError(f"the step fails in {where}: {type(error).__name__}: {line}")
 
     def timed(self, run: Callable[[], None]) -> Times:
-        """Return the times of a run."""
+        """Run a step; return its times, and drop its gradients."""
         self.clock.synchronize()
         host_begin = time.perf_counter_ns()
         begin = self.clock.mark()
@@ -303,7 +312,9 @@ class Profiling:
         return Times(host_ns, self.clock.between(begin, end) if self.clock.cuda else None)
 
     def measure(self, folder: Path) -> rows.Measured:
-        """Return all that is measured; traces go to `folder`."""
+        """Count, warm up, time and trace steps; return what they measured.
+
+        folder: for the trace.  Raises WrongResult where the loss is not finite."""
         batches = len(self.inputs)
         counter = FlopCounter(self.model)
         counts = labels.Spans(counter.total)
@@ -318,10 +329,10 @@ class Profiling:
         for number in range(self.choice.warmup):
             self.timed(partial(self.step, self.arguments(number)))
         steps = self.time_steps()
-        for place in steps.places:
-            for _, begin, end in counts.calls.get((tuple(place.chain), place.phase), ()):
-                place.macs += (end.macs - begin.macs) / batches
-                place.flops += (end.flops - begin.flops) / batches
+        for span in steps.spans:
+            for reading in counts.calls.get(labels.Place(tuple(span.chain), span.phase), ()):
+                span.macs += (reading.end.macs - reading.begin.macs) / batches
+                span.flops += (reading.end.flops - reading.begin.flops) / batches
         return rows.Measured(
             parameters={
                 name: sum(parameter.numel() for parameter in module.parameters())
@@ -332,7 +343,7 @@ class Profiling:
             flops=total.flops / batches,
             not_counted=counter.not_counted(),
             memory=self.trace_memory(folder),
-            spans=steps.places,
+            spans=steps.spans,
             bare_ns=[times.host_ns for times in steps.bare],
             host_ns=[times.host_ns for times in steps.labelled],
             device_ns=[times.device_ns for times in steps.labelled],
@@ -341,56 +352,66 @@ class Profiling:
         )
 
     def time_steps(self) -> Steps:
-        """Return the times of bare and labelled steps in turn."""
-        clock = self.clock
-        host = Clock(torch.device("cpu"))
+        """Time steps without and with labels in turn."""
         load = machine.ForeignLoad()
-        places: dict[labels.Place, rows.Place] = {}
+        spans: dict[labels.Place, rows.Span] = {}
         bare: list[Times] = []
         labelled: list[Times] = []
         for number in range(self.choice.steps):
-            spans = labels.Spans(lambda: (host.mark(), clock.mark() if clock.cuda else None))
-            for span in (None, spans) if number % 2 else (spans, None):
-                times = self.timed(partial(self.step, self.arguments(number), span))
-                (bare if span is None else labelled).append(times)
-            for (chain, phase), calls in spans.calls.items():
-                new = rows.Place(chain=list(chain), phase=phase, calls=0, host_ns=[], device_ns=[])
-                place = places.setdefault((chain, phase), new)
-                place.calls += sum(first for first, _, _ in calls)
-                place.host_ns.append(sum(end[0] - begin[0] for _, begin, end in calls))
-                device_ns = None
-                if clock.cuda:
-                    device_ns = sum(clock.between(begin[1], end[1]) for _, begin, end in calls)
-                place.device_ns.append(device_ns)
+            opened = labels.Spans(self._read)
+            for open_span in (None, opened) if number % 2 else (opened, None):
+                times = self.timed(partial(self.step, self.arguments(number), open_span))
+                (labelled if open_span else bare).append(times)
+            for place, readings in opened.calls.items():
+                chain, phase = place
+                new = rows.Span(chain=list(chain), phase=phase, calls=0, host_ns=[], device_ns=[])
+                span = spans.setdefault(place, new)
+                span.calls += sum(reading.is_first for reading in readings)
+                summed = self._summed(readings)
+                span.host_ns.append(summed.host_ns)
+                span.device_ns.append(summed.device_ns)
         foreign_cpu = load.share() if load.ready() else None
-        return Steps(bare, labelled, list(places.values()), foreign_cpu)
+        return Steps(bare, labelled, list(spans.values()), foreign_cpu)
+
+    def _read(self) -> Marks:
+        """Set a mark on the clocks of host and device."""
+        return Marks(time.perf_counter_ns(), self.clock.mark() if self.clock.cuda else None)
+
+    def _summed(self, readings: Sequence[labels.Reading]) -> Times:
+        """Return the times between the marks of all calls of a span in a step."""
+        host_ns = sum(end.host - begin.host for _, begin, end in readings)
+        device_ns = None
+        if self.clock.cuda:
+            device_ns = sum(
+                self.clock.between(begin.device, end.device) for _, begin, end in readings
+            )
+        return Times(host_ns, device_ns)
 
     def trace_memory(self, folder: Path) -> list[rows.Memory]:
-        """Return the memory of each span, by name, from a trace in `folder`."""
+        """Return the memory of each label and phase, from a trace of steps in `folder`."""
         reader.remove(folder)
         active = self.choice.trace_steps
         schedule = {"wait": 0, "warmup": 1, "active": active, "repeat": 1}
         settings = replace(self.settings, schedule=schedule, record_shapes=False, with_stack=False)
 
-        def span(place: labels.Place, again: bool) -> AbstractContextManager:
-            (*_, label), phase = place
-            return torch.profiler.record_function(rows.named(label, phase))
+        def open_span(place: labels.Place, again: bool) -> AbstractContextManager:
+            return torch.profiler.record_function(rows.named(place.chain[-1], place.phase))
 
         steps = []
-        for number in range(1 + active):
-            step = partial(self.step, self.arguments(number), span)
+        for number in range(1 + active):  # the first is the profiler's warm-up
+            step = partial(self.step, self.arguments(number), open_span)
             steps.append(SimpleNamespace(run=partial(self.timed, step)))
         with warnings.catch_warnings():
-            # The profiler warns that it keeps the last cycle alone: there is no other.
+            # The profiler warns that it keeps only the last cycle, but there is only one.
             warnings.simplefilter("ignore")
             profiler.profile(iter(steps), settings, self.device, folder, "profile")
         spans = (span for path in reader.trace_files(folder) for span in windows.spans(path))
         return [
             rows.Memory(
                 name=name,
-                peak=max(span.highest for span in several),
-                rise=max(span.highest - span.begin for span in several),
-                left=round(sum(span.end - span.begin for span in several) / active),
+                peak=max(span.highest for span in of_name),
+                rise=max(span.highest - span.begin for span in of_name),
+                left=round(sum(span.end - span.begin for span in of_name) / active),
             )
-            for name, several in text.gathered((span.name, span) for span in spans).items()
+            for name, of_name in text.gathered((span.name, span) for span in spans).items()
         ]

@@ -1,7 +1,7 @@
-"""Tells from the records of a profile where a step went: each label with and without what lies in
-it, in each phase.
+"""Answer from the records of a profile where a step went: each label in each phase, with and
+without the labels in it.
 
-Times are means over the labelled steps, so that they add up: all labels and `other` to the step."""
+Times are means over the labelled steps, so that all labels and `other` add up to the step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from rnnt_bench.tools.sizes import Sizes
 
 TOOL, TITLE = "profile", "Where the training step goes"
 STEP, OTHER, BACKWARD = "step", "other", "backward"
-#: Parts that a transducer adds to its encoder: words -> labels.
+#: Bars that the text of the figure names.
+LONGEST_BARS = 5
+#: The labels of the parts that a transducer has beside its encoder, by their names in the verdict.
 OWN_PARTS = {
     "decoder": ("rnnt_decoder",),
     "joiner": ("joiner",),
@@ -30,12 +32,16 @@ OWN_PARTS = {
 
 
 class Choice(Struct, kw_only=True, frozen=True):
-    """The model to profile, and how, as the flags of these names.
+    """Hold the model to profile, and how, as the flags of these names.
 
-    sizes: of the Conformer transducer; model: import path, or ""; config: "icefall", or "" for
-      torchaudio's Conformer;
-    labels: patterns by label, {} for the default; depth: in their place, of the modules that get a
-      label."""
+    Attributes:
+        sizes: of the Conformer transducer
+        model: an import path, or "" for the Conformer transducer
+        config: "icefall", or "" for torchaudio's Conformer
+        arguments: of the model's constructor
+        labels: patterns by label; {} for the default
+        depth: names in the paths of the modules that get a label, in place of `labels`
+    """
 
     sizes: Sizes = Sizes()
     loss: str = "fast_rnnt-pruned"
@@ -53,14 +59,15 @@ class Choice(Struct, kw_only=True, frozen=True):
 
 
 class Profile(Struct, kw_only=True):
-    """A run.  sizes: settings of each batch size, by its name "batch-size 4"."""
+    """Hold the configuration of a run.  sizes: settings of each batch size, by its name, such as
+    "batch-size 4"."""
 
     choice: Choice
     sizes: dict[str, dict[str, int | bool]]
 
 
 class Batch(Struct, kw_only=True):
-    """A batch: its utterances, all their feature frames and tokens, and those of the longest."""
+    """Hold the size of a batch: utterances, feature frames and tokens of all and of the longest."""
 
     N: int
     frames: int
@@ -71,8 +78,8 @@ class Batch(Struct, kw_only=True):
 
 
 class Taken(Struct, kw_only=True):
-    """Times of each step on the host and the device (null on a CPU), and operations of a step, the
-    mean of batches."""
+    """Hold the times of each step on the host and the device (null on a CPU), and the operations of
+    a step, the mean of the batches."""
 
     host_ns: Annotated[list[float], Meta(min_length=1)]
     device_ns: list[float | None]
@@ -80,9 +87,9 @@ class Taken(Struct, kw_only=True):
     flops: float = 0.0
 
 
-class Place(Taken, kw_only=True):
-    """A label within a step, with all that lies in it.  chain: labels, the outermost first; calls:
-    of all steps."""
+class Span(Taken, kw_only=True):
+    """Hold a label in a phase, with all that lies in it.  chain: the labels around it and its own,
+    outermost first; calls: in all steps."""
 
     chain: list[str]
     phase: str
@@ -90,8 +97,14 @@ class Place(Taken, kw_only=True):
 
 
 class Memory(Struct, kw_only=True):
-    """Memory of a label ("label.backward"; "" of the step) in bytes: the peak above the level at
-    the begin of the step and at its own, and what its calls in a step leave allocated."""
+    """Hold the memory of a label in a phase, in bytes.
+
+    Attributes:
+        name: "self_attn" or "self_attn.backward"; "" of the step
+        peak: the most above what was allocated as the step began
+        rise: the most above what was allocated as the label began
+        left: what all its calls in a step leave allocated
+    """
 
     name: str
     peak: int
@@ -100,22 +113,27 @@ class Memory(Struct, kw_only=True):
 
 
 class Measured(Taken, kw_only=True):
-    """A batch size that was profiled.  parameters: numbers of those of the "model" and of its
-    parts; bare_ns: steps without labels; foreign_cpu, flags: the load beside the steps;
-    not_counted: operators without a rule."""
+    """Hold what was measured of a batch size.
+
+    Attributes:
+        parameters: numbers of parameters of the "model" and of its parts
+        bare_ns: times of the steps without labels
+        foreign_cpu, flags: the load of other programs beside the steps
+        not_counted: operators without a rule
+    """
 
     parameters: dict[str, int]
     batches: Annotated[list[Batch], Meta(min_length=1)]
     bare_ns: Annotated[list[float], Meta(min_length=1)]
     foreign_cpu: float | None = None
     flags: list[str] = []
-    spans: Annotated[list[Place], Meta(min_length=1)]
+    spans: Annotated[list[Span], Meta(min_length=1)]
     memory: list[Memory] = []
     not_counted: list[str] = []
 
 
 class Amounts(Struct, kw_only=True):
-    """Time and operations of a mean step.  ms: of the device on CUDA, else of the host."""
+    """Hold the time and operations of a mean step.  ms: of the device on CUDA, else of the host."""
 
     ms: float = 0.0
     host_ms: float = 0.0
@@ -123,6 +141,7 @@ class Amounts(Struct, kw_only=True):
     flops: float = 0.0
 
     def add(self, other: Amounts, sign: int = 1) -> None:
+        """Add other amounts, or subtract them with sign -1."""
         self.ms += sign * other.ms
         self.host_ms += sign * other.host_ms
         self.macs += sign * other.macs
@@ -130,13 +149,14 @@ class Amounts(Struct, kw_only=True):
 
 
 class Part(Amounts, kw_only=True):
-    """A row: a label in a phase with all that lies in it, `other`, which no label has, or the step.
+    """Hold a row of the table: a label in a phase with all that lies in it, `other` (what no label
+    has), or the step.
 
     Attributes:
         name: "self_attn" or "self_attn.backward"
         depth: how many labels it lies in
-        calls: of all steps
-        own_ms: without what lies in it
+        calls: in all steps
+        own_ms: time without the labels in it
         share: of the step's ms
         device_ms: null on a CPU
         peak_mb, rise_mb, left_mb: see Memory
@@ -158,7 +178,7 @@ class Part(Amounts, kw_only=True):
 
 
 def named(label: str, phase: str) -> str:
-    """Return "self_attn" or "self_attn.backward"."""
+    """Return the name of a label in a phase: "self_attn" or "self_attn.backward"."""
     return f"{label}.{BACKWARD}" if phase == BACKWARD else label
 
 
@@ -182,90 +202,96 @@ NUMBERS = (
 )
 
 
+def amounts_of(taken: Taken, on_cuda: bool) -> Amounts:
+    """Return the means of all steps."""
+    host_ms = fmean(taken.host_ns) / 1e6
+    device_ms = fmean([ns or 0.0 for ns in taken.device_ns]) / 1e6
+    return Amounts(
+        ms=device_ms if on_cuda else host_ms, host_ms=host_ms, macs=taken.macs, flops=taken.flops
+    )
+
+
 def parts_of(measured: Measured) -> list[Part]:
-    """Return the labels as they begin, each backward after its forward, then `other` and the
-    step."""
-
-    def amounts(taken: Taken) -> Amounts:
-        host = fmean(taken.host_ns) / 1e6
-        device = fmean([ns or 0.0 for ns in taken.device_ns]) / 1e6
-        return Amounts(
-            ms=device if cuda else host, host_ms=host, macs=taken.macs, flops=taken.flops
-        )
-
-    cuda = None not in measured.device_ns
+    """Return the rows: the labels as they begin, each backward after its forward; then `other`, and
+    the step."""
+    on_cuda = None not in measured.device_ns
     steps = len(measured.host_ns)
     step = Part(name=STEP, label=STEP, calls=steps)
     other = Part(name=OTHER, label=OTHER, calls=steps)
     for part in (step, other):
-        part.add(amounts(measured))
-    labels: dict[str, dict[str, Part]] = {}
-    spans = {(tuple(span.chain), span.phase): amounts(span) for span in measured.spans}
-    own_ms = {key: amount.ms for key, amount in spans.items()}
-    for span, (key, amount) in zip(measured.spans, spans.items()):
-        (*above, label), phase = key
-        empty = Part(name=named(label, phase), label=label, phase=phase, depth=len(above))
-        part = labels.setdefault(label, {}).setdefault(phase, empty)
+        part.add(amounts_of(measured, on_cuda))
+    by_label: dict[str, dict[str, Part]] = {}
+
+    def part_of(chain: list[str], phase: str) -> Part:
+        label = chain[-1]
+        new = Part(name=named(label, phase), label=label, phase=phase, depth=len(chain) - 1)
+        return by_label.setdefault(label, {}).setdefault(phase, new)
+
+    places = [(span.chain, span.phase) for span in measured.spans]
+    for span in measured.spans:
+        *above, label = span.chain
+        amounts = amounts_of(span, on_cuda)
+        part = part_of(span.chain, span.phase)
         part.calls += span.calls
-        if label not in above:  # one within its own label is counted with the outer one
-            part.add(amount)
-        outer = tuple(above), phase
-        if outer in spans:
-            own_ms[outer] -= amount.ms
+        part.own_ms += amounts.ms
+        if label not in above:  # a label within itself is counted with the outer one
+            part.add(amounts)
+        if (above, span.phase) in places:
+            part_of(above, span.phase).own_ms -= amounts.ms
         else:
-            other.add(amount, -1)
-    for (chain, phase), ms in own_ms.items():
-        labels[chain[-1]][phase].own_ms += ms
+            other.add(amounts, -1)
     other.own_ms = other.ms
-    parts = [*(part for phases in labels.values() for part in phases.values()), other, step]
+    parts = [part for phases in by_label.values() for part in phases.values()] + [other, step]
     memory_of = {memory.name: memory for memory in measured.memory}
     for part in parts:
         part.share = part.ms / step.ms
         part.ms_per_call = part.ms * steps / part.calls if part.calls else None
-        part.device_ms = part.ms if cuda else None
+        part.device_ms = part.ms if on_cuda else None
         part.flops_per_second = part.flops / part.ms * 1e3 if part.ms > 0 else None
-        held = memory_of.get("" if part is step else part.name)
-        if held:
-            part.peak_mb = held.peak / text.MB
-            part.rise_mb = held.rise / text.MB
-            part.left_mb = held.left / text.MB
+        memory = memory_of.get("" if part is step else part.name)
+        if memory:
+            part.peak_mb = memory.peak / text.MB
+            part.rise_mb = memory.rise / text.MB
+            part.left_mb = memory.left / text.MB
     return parts
 
 
-def lines(choice: Choice, measured: Measured, parts: list[Part]) -> list[str]:
-    """Return the lines below a table: the model, the batch, the labels' cost, and reasons not to
-    trust the numbers."""
-    batches = measured.batches
-    frames = [batch.frames for batch in batches]
-    size = f"batches: {len(batches)}, of {min(frames)} to {max(frames)} frames"
+def size_of(batches: list[Batch]) -> str:
+    """Return the size of the batches in words: in detail if there is one."""
     if len(batches) == 1:
         (batch,) = batches
         lengths = f"{batch.frames} frames (longest {batch.frames_max}), {batch.tokens} tokens"
-        size = f"batch: {batch.N} utterances, {lengths}"
-    options = (
-        ", ".join(name for name in ("dropout", "amp", "optimizer") if getattr(choice, name))
-        or "no dropout"
-    )
-    bare = median(measured.bare_ns) / 1e6
-    count = len(measured.host_ns)
-    hooks = median(
-        [(labelled - alone) / 1e6 for labelled, alone in zip(measured.host_ns, measured.bare_ns)]
-    )
-    cost = (
-        f"{text.number(hooks)} ms ({text.percent(hooks / bare)})"
-        if hooks > 0
-        else "less than steps differ by"
-    )
-    model = choice.model or (
-        "icefall's Conformer transducer" if choice.config else "Conformer transducer"
-    )
-    numbers = measured.parameters.items()
-    by_part = [f"{name} {number:,}" for name, number in numbers if name != "model"]
-    result = [f"{choice.loss}, {model}, {measured.parameters['model']} parameters"]
-    if by_part:
+        return f"batch: {batch.N} utterances, {lengths}"
+    frames = [batch.frames for batch in batches]
+    return f"batches: {len(batches)}, of {min(frames)} to {max(frames)} frames"
+
+
+def cost_of_labels(measured: Measured) -> str:
+    """Return how long a step takes without labels, and how much longer with them, in words."""
+    bare_ms = median(measured.bare_ns) / 1e6
+    differences = [labelled - bare for labelled, bare in zip(measured.host_ns, measured.bare_ns)]
+    hooks_ms = median(differences) / 1e6
+    cost = "less than steps differ by"
+    if hooks_ms > 0:
+        cost = f"{text.number(hooks_ms)} ms ({text.percent(hooks_ms / bare_ms)})"
+    return f"step without labels: {text.number(bare_ms)} ms; the labels' own cost: {cost}"
+
+
+def lines(choice: Choice, measured: Measured, parts: list[Part]) -> list[str]:
+    """Return the lines below a table: the model, the batch, the labels' cost, reasons not to trust
+    the numbers, and the verdict."""
+    transducer = "icefall's Conformer transducer" if choice.config else "Conformer transducer"
+    parameters = dict(measured.parameters)
+    of_model = f"{parameters.pop('model')} parameters"
+    result = [f"{choice.loss}, {choice.model or transducer}, {of_model}"]
+    if parameters:
+        by_part = [f"{name} {number:,}" for name, number in parameters.items()]
         result.append(f"parameters by part: {', '.join(by_part)}")
-    result.append(f"{size}; {count} steps with labels and {count} without, in turn; {options}")
-    result.append(f"step without labels: {text.number(bare)} ms; the labels' own cost: {cost}")
+    options = [name for name in ("dropout", "amp", "optimizer") if getattr(choice, name)]
+    count = len(measured.host_ns)
+    steps = f"{count} steps with labels and {count} without, in turn"
+    result.append(f"{size_of(measured.batches)}; {steps}; {', '.join(options) or 'no dropout'}")
+    result.append(cost_of_labels(measured))
     if measured.not_counted:
         result.append(f"not counted in FLOPs: {', '.join(measured.not_counted)}")
     if measured.flags:
@@ -277,36 +303,39 @@ def lines(choice: Choice, measured: Measured, parts: list[Part]) -> list[str]:
     return [*result, verdict(parts, bool(measured.flags))]
 
 
-def verdict(parts: list[Part], busy: bool) -> str:
-    """Return what share of a step the transducer's own parts take, and the largest label beside
-    them."""
+def verdict(parts: list[Part], is_busy: bool) -> str:
+    """Return what share of a step the transducer's own parts take, and the largest other label."""
     outer = text.gathered((part.label, part.ms) for part in parts if part.depth == 0 and part.phase)
     shares = {label: sum(times) / parts[-1].ms for label, times in outer.items()}
-    share_of = {
-        name: [shares.pop(label) for label in labels if label in shares]
-        for name, labels in OWN_PARTS.items()
-    }
-    *names, last = [name for name, own_shares in share_of.items() if own_shares] or [""]
-    words = " and ".join(filter(None, [", ".join(names), last]))
+    names = []
+    own_share = 0.0
+    for name, labels in OWN_PARTS.items():
+        own_shares = [shares.pop(label) for label in labels if label in shares]
+        own_share += sum(own_shares)
+        if own_shares:
+            names.append(name)
     answers = []
-    if words:
-        answers.append(f"{words}: {text.percent(sum(map(sum, share_of.values())))} of a step")
+    if names:
+        words = " and ".join(", ".join(names).rsplit(", ", 1))  # "decoder, joiner and loss"
+        answers.append(f"{words}: {text.percent(own_share)} of a step")
     if shares:
         largest = max(shares, key=lambda label: shares[label])
         answers.append(f"{largest}: {text.percent(shares[largest])}")
-    if busy:
+    if is_busy:
         answers.append("measured beside other load")
     return f"VERDICT: {'; '.join(answers)}"
 
 
 def answer(kept: Kept) -> Answer:
-    """Return what a run found out.  Raises ValueError for records that are wrong."""
+    """Return what a profile found out: a table, lines and a figure for each batch size.  Raises
+    ValueError for records that are wrong."""
     config = schema.typed(kept.header.config, Profile)
     result = Answer(kept.header.name, lines=kept.machine)
     for size in config.sizes:
         job = kept.job(size)
         result.statuses.append(job.status)
-        result.failures += [f"{size}: {job.status}: {job.reason}"] if job.reason else []
+        if job.reason:
+            result.failures.append(f"{size}: {job.status}: {job.reason}")
         if job.status != "ok":
             continue
         (measured,) = job.of(Measured)
@@ -315,13 +344,12 @@ def answer(kept: Kept) -> Answer:
         peak = f", peak {text.number(step.peak_mb)} MB" if step.peak_mb else ""
         operations = f"{text.quantity(step.macs, 'MACs')}, {text.quantity(step.flops, 'FLOPs')}"
         result.total.append(f"{size}: a step: {text.number(step.ms)} ms, {operations}{peak}")
-        on_cpu = step.device_ms is None  # the host's times are its times
+        on_cpu = step.device_ms is None  # where `ms` are those of the host
         shown = [number for number in NUMBERS if not (on_cpu and number.key == "host_ms")]
         table = []
         for part in parts:
-            table.append(
-                {"label": Cell("· " * part.depth + part.name, part.name), **cells(shown, part)}
-            )
+            name = Cell("· " * part.depth + part.name, part.name)
+            table.append({"label": name, **cells(shown, part)})
             names = {key: getattr(part, key) for key in ("name", "label", "phase", "depth")}
             result.rows.append({"size": size, **names, **values(NUMBERS, part)})
         result.tables.append(
@@ -333,28 +361,27 @@ def answer(kept: Kept) -> Answer:
 
 
 def figure(size: str, parts: list[Part]) -> Figure:
-    """Return a bar for each label: its own milliseconds, forward and backward."""
-    *inner, _ = parts
-    labels = list(dict.fromkeys(part.label for part in inner))
+    """Return the figure of a bar for each label: its own milliseconds, forward and backward."""
+    rows = parts[:-1]  # without the step
+    labels = list(dict.fromkeys(part.label for part in rows))
     data = []
-    for phase, color in zip(dict.fromkeys(part.phase for part in inner), PALETTE):
-        times = [part.own_ms for part in inner if part.phase == phase]
-        names = [part.label for part in inner if part.phase == phase]
-        data.append(
-            bars(
-                phase or OTHER, times, names, {"color": color}, "%{y}: %{x:.4g} ms", orientation="h"
-            )
-        )
-    largest = sorted(inner, key=lambda part: -part.own_ms)[:5]
-    vertical = {"categoryorder": "array", "categoryarray": labels[::-1]}
+    for phase, color in zip(dict.fromkeys(part.phase for part in rows), PALETTE):
+        of_phase = [part for part in rows if part.phase == phase]
+        times = [part.own_ms for part in of_phase]
+        names = [part.label for part in of_phase]
+        hover = "%{y}: %{x:.4g} ms"
+        data.append(bars(phase or OTHER, times, names, {"color": color}, hover, orientation="h"))
+    largest = sorted(rows, key=lambda part: -part.own_ms)[:LONGEST_BARS]
+    summary = ", ".join(f"{part.name} {text.number(part.own_ms)} ms" for part in largest)
+    height = 24 * len(labels) + 90
+    downwards = {"categoryorder": "array", "categoryarray": labels[::-1]}
     return Figure(
         f"profile-time-{size.replace(' ', '-')}",
         f"Time of the step, {size}",
         "Milliseconds of a label in a mean step, without those of the labels that lie in it; all add up to the step.",
-        "Time of the step: "
-        + ", ".join(f"{part.name} {text.number(part.own_ms)} ms" for part in largest),
+        f"Time of the step: {summary}",
         data,
-        layout(24 * len(labels) + 90, 150, xaxis=axis("own ms"), yaxis=vertical, barmode="stack"),
+        layout(height, 150, xaxis=axis("own ms"), yaxis=downwards, barmode="stack"),
     )
 
 
