@@ -1,9 +1,9 @@
-"""The virtual environments in .venv, created, reused and created anew.
+"""Create the virtual environments in .venv, and tell where their Pythons are.
 
-An environment is current while its stamp, the last file written into it, names today's lock file
-and a Python it may have.  What cannot be had (no such Python, a failed download) is a reason in
-``.venv/<name>.reason``, shown in the rows of its implementations.  Standard library only: it runs
-before anything is installed.
+An environment is current if its stamp, the last file written into it, has the hash of its lock file
+and a supported Python.  If one cannot be made (no such Python, a failed download), the reason is
+kept in ``.venv/<name>.reason`` and shown in the rows of its implementations.  Only the standard
+library is imported: this runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError,
 from rnnt_bench.core.files import ROOT, locked
 from rnnt_bench.setup import libraries
 
+#: Minor version of the running Python, such as "3.11".
 RUNNING = "{}.{}".format(*sys.version_info)
-#: sys.executable would be a link in a virtual environment, which is gone when the environment is
-#: made anew.
+#: The running Python.  In a virtual environment sys.executable is a link in there, which is gone
+#: when that environment is made anew.
 PYTHON = getattr(sys, "_base_executable", None) or sys.executable
+#: The virtual environment that uv is installed in.
 UV = ROOT / ".venv" / ".uv"
 #: Folder of the lock files.
 LOCKS = Path(__file__).resolve().parent / "requirements"
-#: Setting of pip -> the variable of uv that means the same.
+#: Setting of pip -> the environment variable of uv that means the same.
 VARIABLES = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -51,11 +53,12 @@ VARIABLES = {
 
 
 class Uv:
-    """The pinned uv with the user's settings.  Installs it where it is not there.
+    """Run the pinned version of uv with the user's settings of pip; install it first if need be.
 
-    log: takes what the commands print; keep: descriptors that they keep open.  A command that fails
-    raises subprocess.CalledProcessError.  __init__ raises NotRunnable("missing") for a Python
-    without venv."""
+    A command that fails raises subprocess.CalledProcessError.  A Python without venv or ensurepip
+    raises NotRunnable("missing").
+
+    log: gets what the commands print; keep: descriptors that they inherit, such as a lock."""
 
     def __init__(self, log: TextIO, keep: Sequence[int] = ()):
         self._log = log
@@ -64,31 +67,31 @@ class Uv:
         self._fetch()
         variables = self._settings_of_pip()
         self._flags: list[str] = []
-        #: Variables of indexes that are asked where pip's index lacks something.
+        #: Variables of uv with the user's extra indexes, which `install` asks second.
         self._extra: dict[str, str] = {}
         if variables.pop("UV_NO_INDEX", "").lower() in ("1", "y", "yes", "t", "true", "on"):
-            self._flags.append("--no-index")  # uv has no variable for it
+            self._flags.append("--no-index")  # uv has a flag for this, but no variable
         else:
             extra = {"UV_INDEX", "UV_FIND_LINKS"}.intersection(variables)
             self._extra = {name: variables.pop(name) for name in extra}
         self._variables = {**variables, **os.environ, "UV_PYTHON_DOWNLOADS": "never"}
 
     def run(self, *arguments: str) -> None:
-        """Run ``uv ARGUMENTS``; what it prints goes to the log."""
+        """Run uv with these arguments; what it prints goes to the log."""
         self._run(str(UV / "bin" / "uv"), *arguments, stdout=self._log)
 
     def output(self, *arguments: str) -> str:
-        """Return what ``uv ARGUMENTS`` prints."""
+        """Run uv with these arguments, and return what it prints on stdout."""
         return self._run(str(UV / "bin" / "uv"), *arguments, stdout=subprocess.PIPE)
 
     def install(self, python: Path, requirements: Path) -> None:
-        """Make the environment of `python` what the lock file says.  pip's extra indexes and links
-        are used only where its index lacks something: uv would take another build from there (torch
-        2.11.0+cpu), against the lock."""
+        """Install exactly the packages of a lock file into the environment of `python`.
+
+        The user's extra indexes and links are tried only if the main index lacks a file.  Else uv
+        might take another build from there, such as torch 2.11.0+cpu, which is not in the lock."""
         command = ["pip", "sync", "--python", str(python), "--require-hashes", *self._flags]
-        # Where Python may not write bytecode (PYTHONDONTWRITEBYTECODE), each start of torch would
-        # cost seconds more. Elsewhere the first import of a module writes its own: all of them take
-        # 18 seconds, and few are ever imported.
+        # With PYTHONDONTWRITEBYTECODE no import writes bytecode, and each start of torch would take
+        # seconds more.  Without it, imports write what is needed: to compile all takes 18 seconds.
         if sys.dont_write_bytecode:
             command.append("--compile-bytecode")
         try:
@@ -96,14 +99,17 @@ class Uv:
         except subprocess.CalledProcessError:
             if not self._extra:
                 raise
-            # look into every index, as pip does
+            # With this uv looks into every index, as pip does.
             strategy = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
             self._variables = {**self._extra, **strategy, **self._variables}
             self.run(*command, str(requirements))
 
     def find_python(self, versions: Sequence[str]) -> tuple[str, str]:
-        """Return (command, minor version) of this Python or one that uv finds.  Raises
-        NotRunnable("missing")."""
+        """Return (path, minor version) of the running Python, or of the first that uv finds.
+
+        Raises NotRunnable("missing") if there is none.
+
+        versions: minor versions that will do, such as "3.11"."""
         if RUNNING in versions:
             return PYTHON, RUNNING
         for version in versions:
@@ -116,7 +122,7 @@ class Uv:
         )
 
     def _fetch(self) -> None:
-        """Install uv unless the pinned one is there."""
+        """Install the uv of requirements/uv.txt, unless it is there."""
         requirements = LOCKS / "uv.txt"
         digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
         stamp = UV / "stamp"
@@ -139,8 +145,10 @@ class Uv:
         stamp.write_text(digest, encoding="utf-8")
 
     def _settings_of_pip(self) -> dict[str, str]:
-        """Return pip's settings as uv's variables: PIP_ variables come before those of `pip
-        install`, then of all."""
+        """Return the user's settings of pip as environment variables of uv.
+
+        `pip config list` has lines such as "global.timeout='60'".  Settings of PIP_ variables,
+        ":env:.", win over those of `pip install`, which win over global ones."""
         variables: dict[str, str] = {}
         python = str(UV / "bin" / "python")
         settings = self._run(python, "-m", "pip", "config", "list", stdout=subprocess.PIPE)
@@ -154,7 +162,7 @@ class Uv:
         return variables
 
     def _run(self, *command: str, stdout: Any) -> str:
-        """Run a command, and return what it prints on a pipe."""
+        """Run a command; return what it prints if `stdout` is subprocess.PIPE."""
         printed: str = subprocess.run(
             command,
             check=True,
@@ -175,12 +183,14 @@ LOCK = FOLDER / ".lock"
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment of the suite.
+    """Describe a virtual environment of the suite.
 
     Attributes:
-        pythons: supported minor versions, in the order tried if the running Python is none of them
-        required: whether set-up fails without it
-        optional: whether it is made only when it is named, and kept current from then on
+        description: its content, size and the time to make it, for messages
+        pythons: supported minor versions; if the running one is not among them, the first that is
+            there is used
+        required: whether set-up fails if it cannot be made
+        optional: whether set-up makes it only if it is named; once there, it is kept current
     """
 
     name: str
@@ -204,28 +214,30 @@ class Environment:
 
     @property
     def requirements(self) -> Path:
-        """Return its lock file."""
+        """Return the path of its lock file."""
         return LOCKS / f"{self.name}.txt"
 
     def side_file(self, suffix: str) -> Path:
-        """Return .venv/NAME.SUFFIX (log, reason), which exists even if the environment does not."""
+        """Return the path .venv/NAME.SUFFIX.  suffix: log or reason."""
         return FOLDER / f"{self.name}.{suffix}"
 
     def stamp(self) -> dict[str, str]:
-        """Return the hash of the lock file and the Python that it was made with; {} for one that is
-        not complete."""
+        """Return the hash of the lock file ("lock") and the minor version ("python") it is made of.
+
+        {} for an environment that is not there or not complete."""
         try:
             return dict(json.loads((self.folder / "stamp").read_text(encoding="utf-8")))
         except (OSError, ValueError):
             return {}
 
     def lock_hash(self) -> str:
-        """Return the hash of its lock file."""
+        """Return the SHA-256 of its lock file, in hex."""
         return hashlib.sha256(self.requirements.read_bytes()).hexdigest()
 
     def current(self) -> bool:
-        """Return whether the environment is complete and matches its lock file; False if this user
-        may not read it."""
+        """Tell whether the environment is complete and made of today's lock file.
+
+        False if one of these files cannot be read."""
         stamp = self.stamp()
         try:
             is_fresh = stamp.get("lock") == self.lock_hash() and stamp.get("python") in self.pythons
@@ -250,14 +262,15 @@ ENVIRONMENTS = {
 
 
 def interpreter(name: str) -> Path | None:
-    """Return the Python of environment `name`, or None when that is not there, half-made or out of
-    date."""
+    """Return the Python of an environment; None if that is not there, not complete or not current.
+
+    Raises UserError for an unknown name."""
     environment = _environment(name)
     return environment.python if environment.current() else None
 
 
 def reason(name: str) -> str:
-    """Return why `interpreter` has none for `name`, with what to do next; "" when it has one."""
+    """Return why `interpreter(name)` is None, and what to do next; "" if it is not None."""
     environment = _environment(name)
     if environment.current():
         return ""
@@ -269,19 +282,20 @@ def reason(name: str) -> str:
 
 
 def setup(names: Iterable[str] = ()) -> int:
-    """Make the environments current (default: all but the optional ones that are not there); return
-    an exit code.
+    """Make the environments that are not current, and return an exit code.
 
-    Only a missing required environment (main) is a failure.  Raises UserError for a name that is
-    none."""
-    named = [_environment(name) for name in names]
-    usual = [
+    It is EXIT_FAILED only if a required environment (main) cannot be made; of others the reason is
+    kept.  An environment is also made anew if it supports the running Python but has another one.
+    Raises UserError for an unknown name.
+
+    names: default: all but the optional ones that are not there."""
+    chosen = [_environment(name) for name in names] or [
         environment
         for environment in ENVIRONMENTS.values()
         if not environment.optional or environment.folder.exists()
     ]
     with locked(LOCK, lambda: say("another set-up is running; waiting for it to end")) as lock:
-        for environment in named or usual:
+        for environment in chosen:
             version = environment.stamp().get("python")
             if environment.current() and (version == RUNNING or RUNNING not in environment.pythons):
                 continue
@@ -297,9 +311,12 @@ def setup(names: Iterable[str] = ()) -> int:
 
 
 def setup_and_build(names: list[str]) -> int:
-    """Do what `make setup` does: main first; then compile the source packages for it while the
-    environments `names` are installed, and for those the losses that tell their torch from main's.
-    Returns an exit code."""
+    """Do what `make setup` does, and return an exit code.
+
+    Installs the environment main, and then the others while source packages are compiled for main.
+    For the others, the losses with the control OTHER_TORCH are compiled last.
+
+    names: of environments, as for `setup`."""
     libraries.build()
     code = setup(["main"])
     if code != EXIT_OK:
@@ -325,20 +342,21 @@ def setup_and_build(names: list[str]) -> int:
             process.wait()
         return code
     finally:
-        for process in builds:  # after Ctrl-C; what has ended is left alone
-            process.terminate()
+        for process in builds:
+            process.terminate()  # some still run after Ctrl-C
             process.wait()
 
 
 def _create(environment: Environment, lock: int) -> None:
-    """Install `environment` anew, the stamp last.  Raises NotRunnable.  `lock`: descriptor that the
-    children keep."""
+    """Remove and install an environment, and write its stamp last.  Raises NotRunnable.
+
+    lock: descriptor of the lock, which child processes inherit."""
     stamp = environment.folder / "stamp"
-    stamp.unlink(missing_ok=True)  # first: if removal stops here, the rest is half-made
+    stamp.unlink(missing_ok=True)  # first, so that a folder that is removed in part is not current
     shutil.rmtree(environment.folder, ignore_errors=True)
     environment.side_file("reason").unlink(missing_ok=True)
     say(f"{environment.name}: installing ({environment.description})")
-    # The digest is that of the file as uv is about to read it, so that a later edit is noticed.
+    # The digest is taken before uv reads the file: then a later edit of it is noticed.
     digest = environment.lock_hash()
     log = environment.side_file("log")
     try:
@@ -360,11 +378,9 @@ def _create(environment: Environment, lock: int) -> None:
 
 
 def clean() -> int:
-    """Remove what set-up made in .venv, and .venv if nothing else is left there; return an exit
-    code.
+    """Remove what set-up made in .venv, and .venv itself if it is empty then; return an exit code.
 
-    What a user made there, such as an environment in .venv itself, stays, and so does a .venv that
-    is a link."""
+    What a user made there stays, and so does all of it if .venv is a link."""
     if FOLDER.is_symlink():
         say(f".venv is a link to {FOLDER.resolve()}, which stays: remove it yourself")
         return EXIT_OK
@@ -383,58 +399,64 @@ def clean() -> int:
     return EXIT_OK
 
 
-#: Flags of ``uv pip compile``.  Only wheels are taken: what would be compiled is neither quick nor
-#: covered by a hash of its build requirements; exceptions are named in the .in file.  No index is
-#: named: set-up takes the user's own.
+#: Flags of ``uv pip compile``.  Only wheels are taken, but for packages that the .in file names:
+#: others would be compiled, which takes time and needs build requirements that have no hash here.
+#: No index is written down: set-up uses the user's own.
 LOCKING = """--quiet --upgrade --universal --generate-hashes --only-binary :all: --emit-build-options
     --no-emit-index-url --no-annotate --strip-extras""".split()
 
 
 def lock(names: Iterable[str] = ()) -> int:
-    """Resolve NAME.in of environments, and of uv, into NAME.txt, every package pinned by hash;
-    return an exit code.
+    """Resolve requirements into lock files, with every package pinned by hash; return an exit code.
 
-    The user's extra indexes are not asked: they may have only some files of a version.  What
-    NAME.in pins to one file keeps that hash alone: uv widens it to all files of the version.
-    Raises UserError where the index lacks that file.
-    """
+    NAME.in becomes NAME.txt.  The user's extra indexes are not asked: they may have only some files
+    of a version.  Raises UserError.
+
+    names: environments, or "uv"; default: all."""
     for name in names or ("uv", *ENVIRONMENTS):
-        minor = (
-            9 if name == "uv" else min(int(version[2:]) for version in _environment(name).pythons)
-        )
+        minors = [9] if name == "uv" else [int(item[2:]) for item in _environment(name).pythons]
         source = LOCKS / f"{name}.in"
-        flags = (
-            *LOCKING,
-            "--custom-compile-command",
-            "make lock",
-            "--python-version",
-            f"3.{minor}",
-        )
+        flags = [*LOCKING, "--custom-compile-command", "make lock"]
+        flags += ["--python-version", f"3.{min(minors)}"]
         text = Uv(sys.stderr).output("pip", "compile", *flags, str(source))
-        for package, digest in re.findall(
-            r"^(\S+==\S+) --hash=(\S+)", source.read_text(), flags=re.MULTILINE
-        ):
-            entry = re.compile(
-                rf"^{re.escape(package)} \\\n((?: +--hash=\S+(?: \\)?\n)+)", flags=re.MULTILINE
-            )
-            if digest not in "".join(entry.findall(text)):
-                raise UserError(f"{package}: the index has no file with hash {digest}")
-            text = entry.sub(f"{package} \\\\\n    --hash={digest}\n", text)
+        text = _with_given_hashes(text, source.read_text())
         source.with_suffix(".txt").write_text(text, encoding="utf-8")
         say(f"{name}.txt: {text.count('==')} packages")
     return EXIT_OK
 
 
+def _with_given_hashes(locked: str, requirements: str) -> str:
+    """Return the text of a lock file with only those hashes that the requirements give.
+
+    uv writes the hashes of all files of a version, also for "k2==1.24 --hash=sha256:..." in
+    NAME.in, which pins one file.  Raises UserError if the index lacks that file."""
+    pinned = re.findall(r"^(\S+==\S+) --hash=(\S+)", requirements, flags=re.MULTILINE)
+    for package, digest in pinned:
+        # "k2==1.24 \", and on each line below it "    --hash=sha256:...", with " \" but on the last
+        entry = re.compile(
+            rf"^{re.escape(package)} \\\n((?: +--hash=\S+(?: \\)?\n)+)", flags=re.MULTILINE
+        )
+        if digest not in "".join(entry.findall(locked)):
+            raise UserError(f"{package}: the index has no file with hash {digest}")
+        locked = entry.sub(f"{package} \\\\\n    --hash={digest}\n", locked)
+    return locked
+
+
 def last_error(log: Path) -> str:
-    """Return the last error of uv (or of pip, which installs uv) in `log`, and its innermost cause,
-    in one line."""
+    """Return the last error in a log of uv or pip, and its innermost cause, in one line.
+
+    Without an error it is the last line of the log."""
     text = log.read_text(encoding="utf-8", errors="replace").strip()
     last = text[max(text.rfind("\nerror:"), 0) :]
+    # uv: "error: Failed to fetch", "  cause: timed out"; pip: "ERROR: No matching distribution"
     errors = re.findall(r"^(?:error:|ERROR:|  cause:) (.*)$", last, flags=re.MULTILINE)
-    return ": ".join(dict.fromkeys((errors[0], errors[-1]))) if errors else text.rpartition("\n")[2]
+    if not errors:
+        return text.rpartition("\n")[2]
+    return errors[0] if errors[0] == errors[-1] else f"{errors[0]}: {errors[-1]}"
 
 
 def _environment(name: str) -> Environment:
+    """Return the environment of that name.  Raises UserError if there is none."""
     if name not in ENVIRONMENTS:
         raise UserError(f"no environment is named {name!r}; there are {', '.join(ENVIRONMENTS)}")
     return ENVIRONMENTS[name]
@@ -458,6 +480,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(command: str, names: list[str]) -> int:
+    """Run a command of `main`, and return its exit code; an error is a line on stderr."""
     try:
         if command == "clean":
             return clean()
@@ -467,7 +490,7 @@ def _run(command: str, names: list[str]) -> int:
             return setup_and_build(names)
         if command == "lock":
             return lock(names)
-    except (NotRunnable, subprocess.CalledProcessError) as error:  # of `lock`
+    except (NotRunnable, subprocess.CalledProcessError) as error:  # `lock` raises these
         say(f"environments: error: {error}")
         return EXIT_FAILED
     except OSError as error:

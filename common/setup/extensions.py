@@ -1,14 +1,13 @@
-"""Losses compiled from their source packages, once for a user: every checkout takes them from one
-cache.
+"""Compile losses from their source packages (sdists), once for each user.
 
-A build is named after the package, torch, Python, compiler and device, and gets that name only when
-it is complete. Sources and Python package are the sdist's own, compiled with
-torch.utils.cpp_extension: the sdist's cmake downloads pybind11 and moderngpu and wants another C++
-standard than today's torch.  An installed package that imports is used instead.  torch is imported
-only to compile: finding a build that is there takes milliseconds.
+All checkouts share a cache of builds.  A build is named after its package, torch, Python, compiler
+and device, and has that name only if it is complete.  The sources are compiled with
+torch.utils.cpp_extension, not with the sdist's cmake: that downloads pybind11 and moderngpu, and
+asks for another C++ standard than today's torch.  An installed package that can be imported is used
+instead of a build.  torch is imported only to compile, so finding a build takes milliseconds.
 
-A build runs when it is imported, so one that others can have written is made anew, and a cache that
-is not the user's alone is refused.
+The code of a build runs when it is imported.  So a build that another user can write to is made
+anew, and a cache that others can write to is refused.
 """
 
 from __future__ import annotations
@@ -39,23 +38,23 @@ from rnnt_bench.system import machine, memory, processes
 
 @dataclass(frozen=True)
 class SourcePackage:
-    """A package that is compiled from its sdist.
+    """Describe a package that is compiled from its sdist.
 
-    Paths and globs are relative to the top of the sdist, which is also the include folder.
+    Paths and globs are relative to the top of the sdist, which is also an include folder.
 
     Attributes:
-        package: import name, and name in the package index
-        python: folder of the Python package
-        module: the name under which the package imports its compiled part
-        sources: for every device; a .cu among them is C++ when there is no CUDA; () is a package
-          for CUDA only
-        templates: files of the Python package; ``X.in`` makes ``X`` with @TORCH_VERSION@ filled in
-        metadata: a folder that is kept beside the package, for one that asks for its own version
+        package: its name in Python and in the package index
+        python: folder of its Python package
+        module: the name under which that imports the compiled module
+        sources: globs of the files that every device needs; a .cu file is compiled as C++ for the
+            CPU.  () for a package without a version for the CPU
+        templates: files of the Python package to make: X of X.in, where @TORCH_VERSION@ is replaced
+        metadata: a folder with the package's metadata, if it reads its own version; "" for none
         flags: of the C++ compiler
-        cuda_sources: added for CUDA; () is a package for the CPU only
-        cuda_define: flag that tells the sources of CUDA
-        nvcc_flags: of CUDA's compiler
-        headers: a folder beside this file that its CUDA sources include from
+        cuda_sources: globs of further files for CUDA; () for a package without a version for CUDA
+        cuda_define: flag with which the sources know that they are compiled for CUDA
+        nvcc_flags: of nvcc
+        headers: folder beside this file, from which the sources for CUDA include; "" for none
     """
 
     package: str
@@ -64,7 +63,7 @@ class SourcePackage:
     sources: tuple[str, ...]
     templates: tuple[str, ...] = ()
     metadata: str = ""
-    # no -std: torch's headers decide, and torch passes what they need
+    # -std is left out: torch adds the one that its headers need.
     flags: tuple[str, ...] = ("-O3", "-DNDEBUG")
     cuda_sources: tuple[str, ...] = ()
     cuda_define: str = ""
@@ -73,7 +72,7 @@ class SourcePackage:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Return the devices that it can be compiled for."""
+        """Return the devices that it can be compiled for: some of "cpu", "cuda", "simulated"."""
         on_cuda = ("cuda", simulated.DEVICE) if self.cuda_sources else ()
         return ("cpu", *on_cuda) if self.sources else on_cuda
 
@@ -82,24 +81,24 @@ class SourcePackage:
         return Path(__file__).parent / self.headers
 
     def recipe(self, device: str) -> str:
-        """Return a text that changes with what is compiled, and how."""
+        """Return a text that differs if other sources of ours or other flags are compiled."""
         text = repr(self)
-        files = (
-            sorted(self.header_folder.rglob("*.hxx")) if device != "cpu" and self.headers else []
-        )
+        files: list[Path] = []
+        if device != "cpu" and self.headers:
+            files += sorted(self.header_folder.rglob("*.hxx"))
         if device == simulated.DEVICE:
             files += [simulated.HEADER, Path(simulated.__file__)]
             text += repr(simulated.flags())
         return text + "".join(path.read_text(encoding="utf-8") for path in files)
 
     def source_files(self, sdist: Path, device: str) -> list[Path]:
-        """Return the files to compile for a device in the unpacked sdist."""
+        """Return the files of the unpacked sdist to compile for a device."""
         globs = self.sources if device == "cpu" else self.sources + self.cuda_sources
         return [path for glob in globs for path in sorted(sdist.glob(glob))]
 
 
 def pinned(package: str) -> tuple[str, str]:
-    """Return the version of `package` and the sha256 of its sdist."""
+    """Return the version of a source package and the SHA-256 of its sdist, in hex."""
     pattern = rf"^{re.escape(package)}==(\S+) --hash=sha256:([0-9a-f]{{64}})$"
     pins = (Path(__file__).parent / "requirements" / "sources.txt").read_text(encoding="utf-8")
     ((version, digest),) = re.findall(pattern, pins, flags=re.MULTILINE)
@@ -121,15 +120,14 @@ SOURCE_PACKAGES = {
             ),
             cuda_sources=("optimized_transducer/csrc/*.cu",),
             cuda_define="-DOT_WITH_CUDA",
-            # These are the flags of its cmake.
-            nvcc_flags=(
+            nvcc_flags=(  # those of its cmake
                 "-O3",
                 "-lineinfo",
                 "--expt-extended-lambda",
                 "-use_fast_math",
                 "-Xptxas=-w",
             ),
-            headers="headers",  # of the one function of moderngpu that it calls
+            headers="headers",  # has the one function of moderngpu that it calls
         ),
         SourcePackage(
             package="fast_rnnt",
@@ -153,15 +151,18 @@ SOURCE_PACKAGES = {
 }
 
 
-#: Without a GPU here, it is compiled for these architectures: A100 and H100, and what comes after
-#: them.
+#: Free memory in bytes that one compiler needs.
+COMPILER_BYTES = 2**31
+#: On a machine without a GPU, kernels are compiled for A100, H100 and later GPUs.
 ARCHITECTURES = "8.0;9.0+PTX"
 
 
 def tools(source: SourcePackage, device: str) -> tuple[dict[str, str], str]:
-    """Return the variables under which torch.utils.cpp_extension compiles `source`, and a hash of
-    everything that the result depends on.  Raises NotRunnable: "missing" without torch or a
-    compiler, "unsupported" without CUDA."""
+    """Find the tools that compile a package for a device.
+
+    Returns the environment variables that torch.utils.cpp_extension needs, and a hash of everything
+    on which the build depends.  Raises NotRunnable: "missing" without torch or a compiler,
+    "unsupported" if the package, torch or the machine has no CUDA."""
     if device not in source.devices:
         raise NotRunnable("unsupported", f"{source.package} has no {device} version")
     spec = importlib.util.find_spec("torch")
@@ -176,7 +177,7 @@ def tools(source: SourcePackage, device: str) -> tuple[dict[str, str], str]:
             f"{source.package} is compiled from source, which needs a C++ compiler; `{compiler}` is none: "
             "install gcc and g++ (or set CXX)",
         )
-    # ninja is among this Python's own scripts, also when the environment is not activated
+    # ninja is a script of this Python, which is not on PATH unless the environment is activated.
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
     variables = {"CXX": compiler, "PATH": path}
     conditions = [
@@ -197,8 +198,12 @@ def tools(source: SourcePackage, device: str) -> tuple[dict[str, str], str]:
 
 
 def _toolkit(torch_cuda: str) -> tuple[Path, str]:
-    """Return (folder, release) of a toolkit for the CUDA of torch: the one that the user named,
-    this Python's own (NVIDIA's packages of the index), or the machine's.  Raises NotRunnable."""
+    """Return (folder, release) of a CUDA toolkit of torch's major version, such as "13.0".
+
+    Looks into CUDA_HOME and CUDA_PATH, then NVIDIA's packages of this Python, then the folders where
+    toolkits are installed.  Raises NotRunnable.
+
+    torch_cuda: the version of CUDA that torch is built for, such as "13.0"."""
     major = torch_cuda.partition(".")[0]
     folders = [
         os.environ.get("CUDA_HOME"),
@@ -210,7 +215,7 @@ def _toolkit(torch_cuda: str) -> tuple[Path, str]:
     ]
     for folder in map(Path, filter(None, folders)):
         text = processes.output([str(folder / "bin" / "nvcc"), "--version"])
-        release = re.search(r"release ((\d+)\.\d+)", text)
+        release = re.search(r"release ((\d+)\.\d+)", text)  # "release 13.0, V13.0.48"
         if release and release[2] == major and (folder / "include" / "cuda_runtime.h").exists():
             return folder, release[1]
     raise NotRunnable(
@@ -220,23 +225,22 @@ def _toolkit(torch_cuda: str) -> tuple[Path, str]:
 
 
 def _architectures() -> str:
-    """Return the compute capabilities of this machine's GPUs, "8.0;9.0"; "" where there is no
-    nvidia-smi."""
-    lines = processes.output(
-        ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    ).split()
-    return ";".join(sorted({line for line in lines if re.fullmatch(r"\d+\.\d+", line)}))
+    """Return the compute capabilities of this machine's GPUs, "8.0;9.0"; "" without nvidia-smi."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    words = processes.output(command).split()
+    return ";".join(sorted({word for word in words if re.fullmatch(r"\d+\.\d+", word)}))
 
 
 def meaningful_line(log: str) -> str:
     """Return the first error in the output of a compilation; without one, the last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()] or ["no output"]
+    # "/usr/bin/ld: cannot find -lcudart", "x.o: undefined reference to `f'", "x.cc:3:1: error: ..."
     linker = r"\bld(\.\w+)?: (cannot find|.*undefined reference)|: undefined reference to "
     error = re.compile(rf"{linker}|\b(fatal )?error\b( \w*\d+)?:", flags=re.I)
     return next(filter(error.search, lines), lines[-1])
 
 
-#: File -> its text, of the parts of a torch with a GPU that the setup.py of an extension asks for.
+#: File -> text of a torch that claims to have a GPU, with what the setup.py of extensions asks for.
 _TORCH_WITH_A_GPU = {
     "torch/__init__.py": "class cuda:\n    is_available = staticmethod(lambda: True)\n",
     "torch/utils/__init__.py": "",
@@ -248,21 +252,19 @@ _TORCH_WITH_A_GPU = {
 
 
 def load(package: str, device: str) -> ModuleType:
-    """Import `package` such that it runs on `device` ("cpu", "cuda" or simulated.DEVICE), compiled
-    first when need be.
+    """Import a source package for a device, compiled first if it is not installed.
 
-    Raises NotRunnable: "missing" (torch, compiler, download, a failed compilation), "unsupported"
-    (no CUDA)."""
-    try:
-        if device == simulated.DEVICE:
-            raise ImportError("an installed package has kernels for a GPU")
-        return importlib.import_module(package)
-    # The package is not installed, is built for another torch, or lacks a shared library (OSError).
-    except (ImportError, OSError):
-        for name in [
-            name for name in sys.modules if name == package or name.startswith(f"{package}.")
-        ]:
-            # submodules imported before the error would be mixed with those of our build
+    Raises NotRunnable: "missing" if it cannot be compiled, or torch, a compiler or the download is
+    missing; "unsupported" if there is no CUDA.
+
+    device: "cpu", "cuda" or simulated.DEVICE."""
+    if device != simulated.DEVICE:  # for which no installed package is built
+        # It may not be installed, or be built for another torch, or lack a shared library (OSError).
+        with suppress(ImportError, OSError):
+            return importlib.import_module(package)
+    # Submodules that were imported before an error must not be mixed with those of our build.
+    for name in list(sys.modules):
+        if name == package or name.startswith(f"{package}."):
             del sys.modules[name]
     folder = build(package, device)
     sys.path.insert(0, str(folder))
@@ -277,8 +279,9 @@ def load(package: str, device: str) -> ModuleType:
 
 
 def build(package: str, device: str) -> Path:
-    """Return the folder with `package` and its compiled module for this Python and torch.  Raises
-    like `load`."""
+    """Return the folder of a package that is compiled for this Python and torch, for sys.path.
+
+    Compiles it unless the cache has it.  Raises NotRunnable."""
     source = SOURCE_PACKAGES[package]
     variables, key = tools(source, device)
     version, _ = pinned(package)
@@ -288,7 +291,7 @@ def build(package: str, device: str) -> Path:
         if not CACHE.is_absolute():
             raise FileNotFoundError("there is no home directory")
         CACHE.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with suppress(PermissionError):  # root may have put the losses there
+        with suppress(PermissionError):  # root may have made it
             CACHE.chmod(0o700)
         reason = refusal(CACHE)
         if reason:
@@ -308,28 +311,32 @@ def build(package: str, device: str) -> Path:
 
 
 def _is_usable(folder: Path) -> bool:
-    """Return whether a compiled package is there, and nobody else can have written to it."""
+    """Tell whether a compiled package is there, and no other user can have written to it."""
     return folder.is_dir() and not any(map(refusal, [folder, *folder.rglob("*")]))
 
 
 def _compile(
     source: SourcePackage, device: str, variables: dict[str, str], folder: Path, lock: int
 ) -> None:
-    """Make `folder`: the sdist's Python package with its compiled module beside it.  Raises
-    NotRunnable."""
+    """Make a build: the sdist's Python package with its compiled module.  Raises NotRunnable.
+
+    Args:
+        variables: what `tools` returned.
+        folder: of the build.  It is made under another name, and renamed when it is complete.
+        lock: descriptor of the lock, which the process that compiles inherits."""
     partial = folder.with_name(f"{folder.name}.partial")
-    # a killed build left it: torch would wait for the lock file in it
+    # A killed build may have left a lock file in there, for which torch would wait.
     shutil.rmtree(partial, ignore_errors=True)
     sdist = partial / "sdist"
     sdist.mkdir(parents=True)
     shutil.unpack_archive(_fetch(source.package), sdist)
     (unpacked,) = sdist.iterdir()
     say(f"{source.package}: compiling for {device} with {variables['CXX']}, about a minute")
-    # A process of its own compiles: torch.utils.cpp_extension loads what it has compiled, from a
-    # folder that moves.
+    # Another process compiles, since cpp_extension imports what it has compiled, from a folder that
+    # is renamed afterwards.
     code = "import sys; from rnnt_bench.setup.extensions import compile_package; compile_package(*sys.argv[1:])"
-    compilers = (memory.available_memory() or 2**32) >> 31  # each needs 2 GB of free memory
-    jobs = max(1, min(os.cpu_count() or 1, compilers))
+    memory_bytes = memory.available_memory() or 2 * COMPILER_BYTES
+    jobs = max(1, min(os.cpu_count() or 1, memory_bytes // COMPILER_BYTES))
     log = folder.with_name(f"{folder.name}.log")
     with log.open("w", encoding="utf-8") as stream:
         done = subprocess.run(
@@ -351,7 +358,8 @@ def _compile(
             "missing", f"{source.package} does not compile: {error}; {advice}, then measure again"
         )
     shutil.rmtree(sdist)
-    # Python would make its folders of bytecode with the user's mask
+    # Compiled to bytecode here, since Python would make the folders of bytecode with the user's
+    # umask, with which others may be able to write to them.
     compileall.compile_dir(partial, quiet=2, stripdir=str(partial), prependdir=str(folder))
     for path in [partial, *partial.rglob("*")]:
         path.chmod(path.stat().st_mode & ~0o022)
@@ -360,8 +368,9 @@ def _compile(
 
 
 def compile_package(name: str, unpacked: str, into: str, device: str) -> None:
-    """Make INTO/<package>/, the Python package of the unpacked sdist with its compiled module, for
-    a device."""
+    """Make INTO/NAME, the Python package with its compiled module.
+
+    name: of SOURCE_PACKAGES; unpacked: folder of its sdist, whose files may be changed."""
     source = SOURCE_PACKAGES[name]
     sdist, target = Path(unpacked), Path(into)
     _copy_package(source, sdist, target)
@@ -373,8 +382,7 @@ def compile_package(name: str, unpacked: str, into: str, device: str) -> None:
 
 
 def _copy_package(source: SourcePackage, sdist: Path, target: Path) -> None:
-    """Copy the Python package and its metadata from the sdist, and make the files that have a
-    template."""
+    """Copy the Python package and its metadata out of the sdist, and fill in its templates."""
     import torch
 
     package = target / source.package
@@ -388,11 +396,11 @@ def _copy_package(source: SourcePackage, sdist: Path, target: Path) -> None:
 
 
 def _compile_module(source: SourcePackage, device: str, sdist: Path, target: Path) -> None:
-    """Compile the sources for a device, import the result once, and put it where the package
-    imports it from.
+    """Compile the sources of a package, and put the module where the package imports it from.
 
-    The C++ compiler compiles them for "cpu"; so it does for simulated.DEVICE, with the sources for
-    CUDA; for "cuda" nvcc compiles these."""
+    nvcc compiles the .cu files for "cuda".  For the other devices the C++ compiler does.
+
+    target: folder of the Python package."""
     from torch.utils import cpp_extension
 
     module = target.joinpath(*source.module.split("."))
@@ -408,7 +416,7 @@ def _compile_module(source: SourcePackage, device: str, sdist: Path, target: Pat
         linker_flags = _runtime_library(objects)
     else:
         for index, path in enumerate(files):
-            if path.suffix == ".cu":  # the C++ compiler takes none
+            if path.suffix == ".cu":  # an ending that the C++ compiler does not know
                 files[index] = Path(shutil.copy(path, path.with_suffix(".cc")))
     if device == simulated.DEVICE:
         flags = [*simulated.flags(), "-include", str(simulated.HEADER)]
@@ -429,8 +437,10 @@ def _compile_module(source: SourcePackage, device: str, sdist: Path, target: Pat
 
 
 def _runtime_library(folder: Path) -> list[str]:
-    """Return linker flags with which `-lcudart` finds the runtime: NVIDIA's packages of the index
-    have the library with its version alone, so `folder` gets a link without it."""
+    """Return linker flags with which `-lcudart` finds CUDA's runtime; [] if it finds it anyway.
+
+    NVIDIA's Python packages have only libcudart.so.13 or so.  Then `folder` gets a link to it that
+    is named libcudart.so."""
     library = Path(os.environ.get("CUDA_HOME", ""), "lib")
     versioned = sorted(library.glob("libcudart.so.*"))
     if not versioned or (library / "libcudart.so").exists():
@@ -440,11 +450,11 @@ def _runtime_library(folder: Path) -> list[str]:
 
 
 def _fetch(package: str) -> Path:
-    """Return the sdist of `package` in the cache, downloaded unless it is there.  Raises
-    NotRunnable("missing").
+    """Return the path of a package's sdist, which is downloaded unless the cache has it.
 
-    pip uses the user's index, proxy and certificates.  It runs the sdist's setup.py even to
-    download, which may refuse where there is no GPU, or no torch: it gets a torch that has one."""
+    pip downloads it, with the user's index, proxy and certificates.  pip runs its setup.py, which
+    may refuse without torch or a GPU, so _TORCH_WITH_A_GPU is put on its path.  Raises
+    NotRunnable("missing")."""
     version, digest = pinned(package)
     target = CACHE / "sources" / f"{package}-{version}.tar.gz"
     if target.exists() and hashlib.sha256(target.read_bytes()).hexdigest() == digest:
@@ -512,15 +522,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _main(packages: list[str], device: str | None) -> int:
-    """Build the packages that are not installed, and print the folder of each; return the exit
-    code."""
+    """Build the packages that are not installed, and print the folder of each.
+
+    Returns EXIT_FAILED if one cannot be built.
+
+    device: None for the CPU, and for CUDA too if there is a driver and the package has it."""
     code = EXIT_OK
     devices = [device] if device else ["cpu"]
     if not device and machine.gpu_may_be_here():
         devices.append("cuda")
     for package in packages:
         spec = importlib.util.find_spec(package)
-        if spec:  # an installed package is used as it is
+        if spec:
             print(Path(str(spec.origin)).parents[1])
             continue
         for name in devices:

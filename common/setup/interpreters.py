@@ -1,9 +1,8 @@
-"""Which Python runs an implementation, and which device the run is on.  No torch here: others are
-asked.
+"""Choose the Python that runs each implementation, and the device of a run.
 
-A user's own Python wins where it has the implementation: `python benchmark_k2.py` in an environment
-with k2 uses that k2.  Otherwise the environments of `make setup` are used, wherever the script was
-started.
+Torch is not imported here: the chosen Pythons are asked in processes of their own.  The running
+Python is chosen if it has the package: `python benchmark_k2.py` in a user's environment with k2
+uses that k2.  Otherwise it is a Python of the environments of `make setup`.
 """
 
 from __future__ import annotations
@@ -27,35 +26,33 @@ from rnnt_bench.system import machine, processes
 
 
 class Choice(NamedTuple):
-    """Hold an interpreter, or None and the reason why there is none."""
+    """Hold the Python that runs an implementation, or None and the reason why there is none."""
 
     python: Path | None
     reason: str = ""
 
 
 def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool) -> Choice:
-    """Return the Python for one implementation.
+    """Return the Python that runs an implementation.
 
-    in_place: the running one, whatever it has; prefer_here: the running one where it can run it."""
+    Args:
+        in_place: whether it is the running Python, even if that lacks the package.
+        prefer_here: whether the running Python, if it has the package, wins over the environment of
+            `make setup`; else it is chosen only if there is no such environment."""
     if implementation.condition == FAST_MKL:
         try:
             libraries.mkl_as_intel()
         except NotRunnable as error:
             return Choice(None, str(error))
     here = Path(sys.executable)
+    elsewhere = implementation.in_other_environment
     if in_place or INSTALLED:
-        if implementation.in_other_environment:  # it runs in its environment, or nowhere
-            program = "an installed suite" if INSTALLED else "--in-place"
-            return Choice(None, f"{program} uses this Python alone")
-        return Choice(here)
+        program = "an installed suite" if INSTALLED else "--in-place"
+        return Choice(None, f"{program} uses this Python alone") if elsewhere else Choice(here)
     managed = environments.interpreter(implementation.environment)
     has_package = implementation.built or not lacks(implementation.package)
-    if (
-        has_package
-        and not implementation.in_other_environment
-        and not lacks("torch")
-        and (prefer_here or not managed)
-    ):
+    can_run_here = has_package and not elsewhere and not lacks("torch")
+    if can_run_here and (prefer_here or not managed):
         return Choice(here)
     return Choice(managed, "" if managed else environments.reason(implementation.environment))
 
@@ -63,8 +60,9 @@ def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool)
 def choose_all(
     names: Sequence[str], in_place: bool, prefer_here: Sequence[str] = ()
 ) -> dict[str, Choice]:
-    """Return the Python of each implementation.  prefer_here: those for which the running Python
-    comes first."""
+    """Return {name: the Python that runs this implementation}.
+
+    prefer_here: the names for which the running Python comes first; see `choose`."""
     return {
         name: choose(find(name), in_place=in_place, prefer_here=name in prefer_here)
         for name in names
@@ -74,11 +72,16 @@ def choose_all(
 def controls(
     python_of: Mapping[str, Choice], device: str, slow_products: bool = False
 ) -> dict[str, Choice]:
-    """Return the rows that measure losses of `python_of` under another condition too:
-    {"fast_rnnt@k2": its Python}.
+    """Return {name: Python} of rows to add, which measure losses under another condition too.
 
-    slow_products: whether torch multiplies so slowly here that losses are measured with
-      FAST_MKL."""
+    Such a row is "fast_rnnt@k2", under the torch of k2, or "fused@fast-mkl"
+    (Implementation.controls).
+
+    Args:
+        python_of: name -> Python of the losses that are measured anyway.
+        device: "cpu", "cuda" or "cuda:N".
+        slow_products: whether torch multiplies slowly on this machine; only then there are rows
+            under FAST_MKL."""
     chosen = _under_other_torch(python_of, device)
     if not slow_products:
         return chosen
@@ -87,20 +90,21 @@ def controls(
         choice = python_of[row.name]
         if FAST_MKL in row.controls and not row.condition and _can_run(row, choice.python, device):
             fast[row.under(FAST_MKL).name] = choice
-    if len(fast) > 1:  # one alone makes no ratio
+    if len(fast) > 1:  # a ratio needs two
         chosen.update(fast)
     return chosen
 
 
 def _can_run(row: Implementation, python: Path | None, device: str) -> bool:
+    """Tell whether there is a Python, and the package of a loss is compiled for it or can be."""
     return python is not None and (not row.built or _has(row.package, python, device))
 
 
 def _under_other_torch(python_of: Mapping[str, Choice], device: str) -> dict[str, Choice]:
-    """Return the rows that measure a loss in an environment with another torch too.
+    """Return {"fast_rnnt@k2": Python}, rows that measure a loss under another torch too.
 
-    One for each such environment and each kind of its rows in `python_of`: a loss of that kind that
-    runs under both."""
+    If losses of one kind run in two environments, their ratio has the ratio of two torches in it.
+    So one loss of that kind is measured in both.  The arguments are those of `controls`."""
     chosen: dict[str, Choice] = {}
     rows = [find(name) for name in python_of]
     for environment, kind in dict.fromkeys((row.environment, row.kind) for row in rows):
@@ -109,12 +113,12 @@ def _under_other_torch(python_of: Mapping[str, Choice], device: str) -> dict[str
         if managed is None or managed not in [python_of[row.name].python for row in group]:
             continue
         for loss in rows:
-            if loss.kind != kind or OTHER_TORCH not in loss.controls:
-                continue
             python = python_of[loss.name].python
-            has_other_torch = python is not None and torch_version(python) != torch_version(managed)
             if (
-                has_other_torch
+                loss.kind == kind
+                and OTHER_TORCH in loss.controls
+                and python is not None
+                and torch_version(python) != torch_version(managed)
                 and _can_run(loss, python, device)
                 and _can_run(loss, managed, device)
             ):
@@ -125,7 +129,7 @@ def _under_other_torch(python_of: Mapping[str, Choice], device: str) -> dict[str
 
 @functools.cache
 def _has(package: str, python: Path, device: str) -> bool:
-    """Return whether the package is compiled for this Python, or can be."""
+    """Tell whether a source package is compiled for this Python and device, or can be."""
     command = [str(python), "-m", "rnnt_bench.setup.extensions", package]
     command += ["--device", device.partition(":")[0]]
     return bool(processes.output(command, stderr=None, cwd=ROOT))
@@ -133,20 +137,21 @@ def _has(package: str, python: Path, device: str) -> bool:
 
 @functools.cache
 def torch_version(python: Path) -> tuple[int, ...]:
-    """Return the version of torch as (2, 11, 0), without importing it; () where there is none."""
+    """Return the version of a Python's torch, such as (2, 11, 0); () if it has no torch.
+
+    It is read from the package's metadata, which takes less time than to import torch."""
     code = "from importlib.metadata import version; print(version('torch'))"
     return version_numbers(processes.output([str(python), "-c", code], timeout=120))
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """Return (2, 11, 0) for "2.11.0+cu130"; () for what is no version."""
-    return tuple(
-        int(part) for part in version.strip().partition("+")[0].split(".") if part.isdigit()
-    )
+    """Return (2, 11, 0) for "2.11.0+cu130"; () for a text without numbers."""
+    parts = version.strip().partition("+")[0].split(".")
+    return tuple(int(part) for part in parts if part.isdigit())
 
 
 def other(environment: str) -> Path | None:
-    """Return the environment's Python; None where there is none or it is this one."""
+    """Return the Python of an environment; None if that is missing or runs this process."""
     managed = environments.interpreter(environment)
     if managed is None or Path(sys.prefix).resolve() == managed.parent.parent.resolve():
         return None
@@ -154,7 +159,7 @@ def other(environment: str) -> Path | None:
 
 
 def lacks(*packages: str) -> bool:
-    """Return whether one of `packages` is missing from the running Python."""
+    """Tell whether the running Python lacks one of these packages."""
     return any(importlib.util.find_spec(package) is None for package in packages)
 
 
@@ -169,8 +174,12 @@ def continue_in(environment: str) -> None:
 
 
 def need(package: str, environment: str = "main", *, in_place: bool = False) -> None:
-    """Restart the command in the environment where this Python lacks `package`.  Raises UserError
-    where there is no such environment, and with `in_place`."""
+    """Make sure that this command runs in a Python that has `package`.
+
+    If the running one lacks it, the command is restarted in the environment.  Raises UserError if
+    that is missing or lacks it too.
+
+    in_place: raise UserError instead of a restart."""
     if lacks(package):
         if not in_place:
             continue_in(environment)
@@ -179,8 +188,10 @@ def need(package: str, environment: str = "main", *, in_place: bool = False) -> 
 
 
 def with_torch(*packages: str) -> Path:
-    """Return the running Python, for a command that needs torch; without that or one of `packages`,
-    restart the command in the main environment.  Raises UserError where there is no torch then."""
+    """Return the running Python, after making sure that it has torch.
+
+    If it lacks torch or one of `packages`, the command is restarted in the environment main.
+    Raises UserError if there is no torch in the end."""
     if lacks("torch", *packages):
         continue_in("main")
     need_torch({"": Choice(Path(sys.executable))})
@@ -188,25 +199,25 @@ def with_torch(*packages: str) -> Path:
 
 
 def need_torch(choices: Mapping[str, Choice]) -> None:
-    """Raise UserError where all that can run would run in this Python, and it has no torch."""
-    if lacks("torch") and {choice.python for choice in choices.values()} <= {
-        None,
-        Path(sys.executable),
-    }:
+    """Raise UserError if the running Python has no torch, and no other one was chosen."""
+    here = Path(sys.executable)
+    if lacks("torch") and all(choice.python in (None, here) for choice in choices.values()):
         raise UserError(
             f"torch is not installed in {sys.executable}: {or_set_up('pip install torch')}"
         )
 
 
 class Sight(NamedTuple):
-    """Hold what the torch of one Python sees.  torch: its version; reason: why there is no CUDA
-    device."""
+    """Hold what the torch of a Python sees.
+
+    devices: number of CUDA devices; torch: its version; reason: why there is no device."""
 
     devices: int
     torch: str
     reason: str
 
 
+#: Program that prints a Sight as JSON.
 _LOOK = """
 import json, torch
 try:
@@ -219,18 +230,19 @@ print(json.dumps([devices, torch.__version__, reason]))
 
 
 def _look(python: Path) -> Sight:
+    """Ask a Python what its torch sees.  Other lines that it prints as it starts are skipped."""
     lines = processes.output([str(python), "-c", _LOOK], timeout=120).strip().splitlines()
     return Sight(*json.loads(lines[-1])) if lines else Sight(0, "none", "torch does not import")
 
 
 def resolve_device(wanted: str, pythons: Iterable[Path | None]) -> str:
-    """Return "cpu", "cuda" or "cuda:N" for `wanted`, asking the Pythons of the run only where a GPU
-    driver is there.
+    """Return the device of a run: "cpu", "cuda" or "cuda:N".
 
-    "auto" is decided by the Python with the newest torch, which most rows run in: a driver that is
-    too old for it may still serve k2's.  A line on stderr names each whose torch does not see the
-    device: in a run on CUDA its rows are unsupported.  Raises UserError when CUDA was asked for and
-      no torch of this run sees the device."""
+    Warns on stderr of each Python whose torch does not see a CUDA device.  Raises UserError if CUDA
+    is wanted and no torch sees the device.
+
+    wanted: the value of --device.  "auto" is "cuda" if the newest torch sees a device, since most
+    losses run under that; pythons: of the run.  They are asked only if there is a GPU driver."""
     if wanted == "cpu":
         return wanted
     distinct = dict.fromkeys(filter(None, pythons))
@@ -239,20 +251,13 @@ def resolve_device(wanted: str, pythons: Iterable[Path | None]) -> str:
     if wanted == "auto":
         newest = max(sights.values(), key=lambda sight: version_numbers(sight.torch), default=None)
         device = "cuda" if newest and newest.devices else "cpu"
+    index = int(wanted.partition(":")[2] or 0)
+    if wanted != "auto" and distinct:
+        _check_seen(wanted, index, sights)
     if device == "cpu":
         consequence = "this run is on the CPU, though a GPU driver is here"
     else:
         consequence = "its rows are unsupported"
-    index = int(wanted.partition(":")[2] or 0)
-    devices = max((sight.devices for sight in sights.values()), default=0)
-    if wanted != "auto" and distinct and index >= devices:
-        count = text.count(devices, "CUDA device") if devices else "no CUDA devices"
-        reasons = "".join(
-            f"; {python}: {sight.reason}" for python, sight in sights.items() if sight.reason
-        )
-        raise UserError(
-            f"--device {wanted}: torch sees {count} here; use --device cpu or leave the flag out{reasons}"
-        )
     for python, sight in sights.items():
         if sight.devices <= index:
             reason = f" ({sight.reason})" if sight.reason else ""
@@ -261,3 +266,18 @@ def resolve_device(wanted: str, pythons: Iterable[Path | None]) -> str:
                 "the driver, or run with a torch that is made for it (docs/gpu.md), or give --device cpu"
             )
     return device
+
+
+def _check_seen(wanted: str, index: int, sights: Mapping[Path, Sight]) -> None:
+    """Raise UserError if no torch sees the CUDA device with this index.
+
+    wanted: the value of --device, for the message; sights: Python -> what its torch sees."""
+    devices = max((sight.devices for sight in sights.values()), default=0)
+    if index >= devices:
+        count = text.count(devices, "CUDA device") if devices else "no CUDA devices"
+        reasons = "".join(
+            f"; {python}: {sight.reason}" for python, sight in sights.items() if sight.reason
+        )
+        raise UserError(
+            f"--device {wanted}: torch sees {count} here; use --device cpu or leave the flag out{reasons}"
+        )

@@ -1,7 +1,7 @@
-"""The suite's own C files (common/setup/c), each compiled once by the C compiler that is there.
+"""Compile the suite's own C files, common/setup/c, with the machine's C compiler.
 
-They are small libraries without Python, so that one serves every environment: `built` gives the
-file, for ctypes or for LD_PRELOAD.  Standard library only."""
+They are small libraries that do not use Python, so one build serves every environment, through
+ctypes or LD_PRELOAD.  Only the standard library is imported."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import hashlib
 import os
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,29 +19,30 @@ from rnnt_bench.system import memory, processes
 
 SOURCES = Path(__file__).parent / "c"
 COMPILED = BUILD / "libraries"
-#: Dtype that multiply.c takes -> its name in C.
+#: Dtype -> the type in C for which multiply.c is compiled.
 NUMBERS = {"float32": "float", "float64": "double"}
 
 
 def multiplication(dtype: str) -> Path:
-    """Return the library that multiplies matrices of a dtype of NUMBERS with this processor's
-    widest vectors.
+    """Return a library that multiplies matrices with the widest vectors of this processor.
 
-    Raises NotRunnable."""
+    Raises NotRunnable if it cannot be compiled.
+
+    dtype: a key of NUMBERS."""
     return built("multiply", "-O3", *vector_flags(), f"-DNUMBER={NUMBERS[dtype]}")
 
 
 def mkl_as_intel() -> Path:
-    """Return the library that, preloaded, makes MKL take the path that it takes on Intel's
-    processors.
+    """Return a library for LD_PRELOAD, with which MKL uses its fast path for Intel's processors.
 
-    Raises NotRunnable."""
+    Raises NotRunnable if it cannot be compiled."""
     return built("mkl_as_intel", "-O2")
 
 
 def build() -> None:
-    """Compile what is not compiled yet; what cannot be is left out, and says so when it is
-    wanted."""
+    """Compile the libraries that are not compiled yet.
+
+    Errors are ignored here: they are raised again when a library is wanted."""
     with suppress(NotRunnable):
         mkl_as_intel()
         for dtype in NUMBERS:
@@ -48,23 +50,25 @@ def build() -> None:
 
 
 def vector_flags() -> tuple[str, ...]:
-    """Return the compiler's flags for the widest vectors with multiply-add that this processor
-    has."""
+    """Return the compiler's flags for the widest vectors with multiply-add on this processor."""
     features = (memory.proc_field("/proc/cpuinfo", "flags") or "").split()
     if "avx512f" in features:
         return "-mavx512f", "-mfma"
-    return ("-mavx2", "-mfma") if {"avx2", "fma"} <= {*features} else ()
+    if "avx2" in features and "fma" in features:
+        return "-mavx2", "-mfma"
+    return ()
 
 
 def compiler_version(compiler: str) -> str:
-    """Return the first line that a compiler says of itself; "" where there is no such compiler."""
+    """Return the first line that ``COMPILER --version`` prints; "" if there is no such compiler."""
     return processes.output([compiler, "--version"]).partition("\n")[0].strip()
 
 
 def built(name: str, *flags: str) -> Path:
-    """Return the shared library of SOURCES/NAME.c, compiled first unless it is there.
+    """Return the shared library of SOURCES/NAME.c, which is compiled unless it is there.
 
-    Raises NotRunnable("missing") without a C compiler, or without a folder to keep it in."""
+    Its file has a digest of the source, compiler and flags in its name.  Raises
+    NotRunnable("missing") if there is no compiler, or it fails, or COMPILED cannot be written."""
     source = SOURCES / f"{name}.c"
     compiler = os.environ.get("CC", "cc")
     version = compiler_version(compiler)
@@ -80,18 +84,7 @@ def built(name: str, *flags: str) -> Path:
             COMPILED.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=COMPILED) as folder:
                 new = Path(folder) / target.name
-                done = subprocess.run(
-                    [compiler, "-shared", "-fPIC", *flags, str(source), "-o", str(new)],
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    errors="replace",
-                )
-                if done.returncode != 0:
-                    lines = done.stderr.splitlines() or ["no output"]
-                    reason = next((line for line in lines if "error:" in line), lines[-1])
-                    raise NotRunnable(
-                        "missing", f"{compiler} does not compile {source.name}: {reason}"
-                    )
+                _compile(compiler, source, flags, new)
                 os.replace(new, target)
     except OSError as error:
         advice = f"make room in {COMPILED} or make it writable"
@@ -99,3 +92,17 @@ def built(name: str, *flags: str) -> Path:
             "missing", f"{source.name} cannot be compiled: {error}; {advice}"
         ) from error
     return target
+
+
+def _compile(compiler: str, source: Path, flags: Sequence[str], library: Path) -> None:
+    """Compile a C file into a shared library.  Raises NotRunnable with the compiler's error."""
+    done = subprocess.run(
+        [compiler, "-shared", "-fPIC", *flags, str(source), "-o", str(library)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        errors="replace",
+    )
+    if done.returncode != 0:
+        lines = done.stderr.splitlines() or ["no output"]
+        reason = next((line for line in lines if "error:" in line), lines[-1])
+        raise NotRunnable("missing", f"{compiler} does not compile {source.name}: {reason}")

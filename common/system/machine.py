@@ -1,10 +1,11 @@
-"""Describe this computer, in fields of records.schema; measure how much of its CPU time other
-processes take.
+"""Describe this computer, and measure how much of its CPU time other processes take.
 
-/proc/stat counts the whole machine; in a container, that of the host.  A step is slowed by a
-process on a core that it needs.  So only the CPUs of this process's affinity count, and cores that
-its threads leave free may bear some load. Time for which the quota of a cgroup (docker --cpus)
-holds this process back counts as load: it slows a step likewise.
+The descriptions are fields of records.schema.
+
+/proc/stat counts the load of the whole machine, in a container that of the host.  Other processes
+slow a step only on the cores that it needs.  So only the CPUs of this process's affinity count, and
+on cores that the step leaves free some load is allowed.  The quota of a cgroup (docker --cpus) also
+slows a step, so the time for which it holds this process back counts as load.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ from typing import Any, NamedTuple
 
 from rnnt_bench.system import memory, processes
 
+#: CPUs that this process may use, when it starts.  OpenMP may bind threads to some of them later.
+CPUS: Set[int] = frozenset(
+    os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+)
+
 
 def cpu_count() -> int:
-    """Return how many CPUs this process may use: by its affinity, and by the quota of its cgroups,
-    rounded up."""
-    count = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    """Return the number of CPUs that this process may use, by its affinity and cgroups.
+
+    The quota of a cgroup is rounded up."""
+    count = len(CPUS)
     return min(count, math.ceil(memory.cgroup_cpus() or count))
 
 
@@ -37,7 +42,7 @@ def cpu_name() -> str:
 
 
 def describe() -> dict[str, Any]:
-    """Return this machine, as the ``run`` record keeps it (schema.Machine)."""
+    """Return this machine as fields of schema.Machine."""
     return {
         "cpu": cpu_name(),
         **processor(),
@@ -49,32 +54,33 @@ def describe() -> dict[str, Any]:
 
 
 CPUINFO = "/proc/cpuinfo"
-#: Field of schema.Machine -> its name in /proc/cpuinfo on x86, and that of the like on Arm.
+#: Field of schema.Machine -> its names in /proc/cpuinfo, on x86 and on Arm.
 NUMBERS = {
     "family": ("cpu family", "CPU implementer"),
     "model": ("model", "CPU part"),
     "stepping": ("stepping", "CPU revision"),
 }
-#: Flags of /proc/cpuinfo that decide which vectors a product is made of.
+#: Flags of /proc/cpuinfo for vector instructions, which matrix products use: "avx2", "fma", "sve2".
 VECTORS = re.compile(r"sse4_2|fma|(avx|amx|asimd|neon|sve)\w*")
 
 
 def processor(cpuinfo: str = CPUINFO) -> dict[str, Any]:
-    """Return what tells processors of one name apart, in fields of schema.Machine; a virtual
-    machine may hide it."""
+    """Return fields of schema.Machine that tell apart processors with the same name.
+
+    A virtual machine may hide them: then they are None or empty."""
     fields: dict[str, Any] = {}
     for key, (x86, arm) in NUMBERS.items():
         value = memory.proc_field(cpuinfo, x86) or memory.proc_field(cpuinfo, arm) or ""
         fields[key] = int(value, 0) if re.fullmatch(r"\d+|0x[0-9a-f]+", value) else None
     flags = memory.proc_field(cpuinfo, "flags") or memory.proc_field(cpuinfo, "Features") or ""
     fields["vectors"] = sorted(filter(VECTORS.fullmatch, flags.split()))
-    caches = sorted(cache[:3] for cache in _caches("cpu0"))
-    fields["caches"] = {f"L{level}": size for level, kind, size in caches if kind != "Instruction"}
+    caches = [cache for cache in _caches("cpu0") if cache.kind != "Instruction"]
+    fields["caches"] = {f"L{cache.level}": cache.bytes for cache in sorted(caches)}
     return fields
 
 
-#: Prefixes of environment variables that change how fast a process computes: threads, their CPUs,
-#: the allocator, TF32.
+#: Prefixes of environment variables that change how fast a process computes: its threads, their
+#: CPUs, its allocator, TF32.
 TUNING = (
     "OMP_",
     "KMP_",
@@ -89,65 +95,75 @@ TUNING = (
 
 
 def tuning() -> dict[str, Any]:
-    """Return the variables around this process that change its speed, and the kernel's mode of huge
-    pages."""
+    """Return fields of a record: the environment variables of TUNING, and the mode of huge pages.
+
+    The mode is "always", "madvise" or "never"; None if the system does not tell."""
     pages = None
     with suppress(OSError, ValueError):
         modes = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
-        pages = modes[modes.index("[") + 1 : modes.index("]")]
+        pages = modes[modes.index("[") + 1 : modes.index("]")]  # "always [madvise] never"
     variables = {key: value for key, value in sorted(os.environ.items()) if key.startswith(TUNING)}
     return {"variables": variables, "transparent_huge_pages": pages}
 
 
 def mkl_as_intel() -> bool:
-    """Return whether a library that was preloaded into this process makes MKL take the path that it
-    takes on Intel's processors.  MKL's own function is not to be seen from here."""
+    """Tell whether the preloaded library of setup.libraries.mkl_as_intel is in this process.
+
+    It has a function of MKL that answers whether the processor is Intel's.  MKL's own function is
+    hidden, so this finds only that of the library."""
     function = getattr(ctypes.CDLL(None), "mkl_serv_intel_cpu_true", None)
     return bool(function and function())
 
 
 def cache_bytes() -> int | None:
-    """Return the size of all last-level caches of this machine in bytes; None if the system does
-    not tell."""
-    caches = {(level, cpus): size for level, _, size, cpus in _caches("cpu[0-9]*")}
-    last = max((level for level, _ in caches), default=None)
-    return (
-        None if last is None else sum(size for (level, _), size in caches.items() if level == last)
-    )
+    """Return the bytes of all last-level caches together; None if the system does not tell."""
+    caches = set(_caches("cpu[0-9]*"))  # a set, since all CPUs that share a cache list it
+    last_level = max((cache.level for cache in caches), default=None)
+    if last_level is None:
+        return None
+    return sum(cache.bytes for cache in caches if cache.level == last_level)
 
 
-def _caches(cpus: str) -> Iterator[tuple[int, str, int, str]]:
-    """Yield (level, type, bytes, CPUs that share it) of each cache of the CPUs whose name matches,
-    as "cpu0"."""
+class Cache(NamedTuple):
+    """Hold a cache: its level, its kind ("Data", "Instruction" or "Unified"), its size, its CPUs.
+
+    cpus: those that share it, as the system lists them: "0-3"."""
+
+    level: int
+    kind: str
+    bytes: int
+    cpus: str
+
+
+def _caches(cpus: str) -> Iterator[Cache]:
+    """Yield the caches of CPUs; one that CPUs share is yielded for each of them.
+
+    cpus: names of CPUs as a glob: "cpu0", "cpu[0-9]*"."""
     units = {"K": 2**10, "M": 2**20, "G": 2**30}
     names = ("level", "type", "size", "shared_cpu_list")
     for folder in Path("/sys/devices/system/cpu").glob(f"{cpus}/cache/index[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
             level, kind, size, sharing = ((folder / name).read_text().strip() for name in names)
-            yield int(level), kind, int(size.rstrip("KMG")) * units.get(size[-1], 1), sharing
+            count = int(size.rstrip("KMG")) * units.get(size[-1], 1)  # "512K"
+            yield Cache(int(level), kind, count, sharing)
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """Return (revision, whether there are uncommitted changes) of the checkout, or (None, None)
-    outside one.
+    """Return (revision, whether there are uncommitted changes) of the checkout `root`.
 
-    Changes in docs/ and results/ do not count: keeping a measurement writes both.  Variables of a
-    git hook, which name its repository, are not handed on, and no lock is taken that another git
-    may wait for."""
-    if not (root / ".git").exists():  # a repository around an installed suite is the user's
+    (None, None) if it is no checkout.  Changes in docs/ and results/ do not count: keeping a
+    measurement writes both."""
+    if not (root / ".git").exists():  # a repository above an installed suite is a user's
         return None, None
-    from_hook = [name for name in os.environ if name.startswith("GIT_") and "CONFIG_" not in name]
-    variables = {name: value for name, value in os.environ.items() if name not in from_hook}
-    command = [
-        "git",
-        "--no-optional-locks",
-        "-C",
-        str(root),
-        "status",
-        "--porcelain=v2",
-        "--branch",
-    ]
-    command += ["--", ".", ":(exclude)docs", ":(exclude)results"]
+    # In a git hook, variables such as GIT_DIR name the repository of the hook.
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GIT_") or "CONFIG_" in name
+    }
+    # Without optional locks no other git has to wait.
+    command = ["git", "--no-optional-locks", "-C", str(root), "status", "--porcelain=v2"]
+    command += ["--branch", "--", ".", ":(exclude)docs", ":(exclude)results"]
     status = processes.output(command, timeout=30, env=variables)
     revision = re.search(r"^# branch\.oid ([0-9a-f]+)$", status, flags=re.MULTILINE)
     if not revision:
@@ -156,14 +172,15 @@ def git_state(root: Path) -> tuple[str | None, bool | None]:
 
 
 def gpu_may_be_here() -> bool:
-    """Return whether there is a device file of a GPU driver: a cheap hint, only torch knows for
-    sure."""
+    """Tell whether there is a device file of a GPU driver.
+
+    This takes no time, but only torch knows whether it can use a GPU."""
     return any(
         Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")
     )
 
 
-#: Bit of NVML's nvmlClocksThrottleReason... -> its words.
+#: Bit of NVML's nvmlClocksThrottleReason... -> the words for it in records.
 THROTTLED_BY = {
     0x1: "idle",
     0x2: "application clocks",
@@ -180,17 +197,18 @@ THROTTLED_BY = {
 
 
 def gpu(uuid: str | None) -> dict[str, Any] | None:
-    """Return what NVIDIA's driver tells of a GPU at this moment (schema.Gpu); None without
-    nvidia-ml-py or the device.
+    """Return the present state of a GPU as fields of schema.Gpu, by NVIDIA's driver.
 
-    uuid: of the device, as torch has it; None is enough for a machine with one GPU."""
+    None without nvidia-ml-py or the device.  A field is None if the driver does not tell it.
+
+    uuid: of the device, as torch has it; None for the only GPU of the machine."""
     try:
         import pynvml as nvml
     except ImportError:
         return None
 
     def answered(name: str, *arguments: Any) -> Any:
-        """Return the answer, None if this driver, device or version of the package has none."""
+        """Return what nvmlNAME returns; None if this driver, device or package lacks it."""
         with suppress(nvml.NVMLError, AttributeError):
             value = getattr(nvml, f"nvml{name}")(*arguments)
             return value.decode() if isinstance(value, bytes) else value
@@ -206,7 +224,9 @@ def gpu(uuid: str | None) -> dict[str, Any] | None:
         reasons = answered("DeviceGetCurrentClocksThrottleReasons", handle)
         milliwatts = answered("DeviceGetEnforcedPowerLimit", handle)
         ecc = answered("DeviceGetEccMode", handle)
-        words = THROTTLED_BY.items()
+        throttled_by = None
+        if reasons is not None:
+            throttled_by = [words for bit, words in THROTTLED_BY.items() if reasons & bit]
         return {
             "uuid": answered("DeviceGetUUID", handle),
             "driver": answered("SystemGetDriverVersion"),
@@ -215,39 +235,33 @@ def gpu(uuid: str | None) -> dict[str, Any] | None:
             "memory_mhz": answered("DeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
             "power_cap_watts": None if milliwatts is None else milliwatts / 1000,
             "celsius": answered("DeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
-            "throttled_by": None
-            if reasons is None
-            else [word for bit, word in words if reasons & bit],
+            "throttled_by": throttled_by,
             "ecc": None if ecc is None else bool(ecc[0]),
         }
     return None
 
 
-#: Environment variable with the folder of the host's /proc, where a container mounts it (a
-#: convention of monitors).
+#: Environment variable with the folder where a container mounts the host's /proc, as monitors of
+#: machines have it.
 PROC = "HOST_PROC"
-#: A sample that needs all cores is flagged "busy" if others use more cores than this: a step waits
-#: for all its threads.
+# Load of others is noticeable ("busy") if they use more cores than the larger of these two, and
+# FREE_SHARE of the cores that the step leaves free.
+#: Cores.  It is small, since a step waits for all its threads.
 BUSY_CORES = 0.1
-#: The same limit as a share of the CPUs: a large server always runs something else.
+#: Share of the CPUs.  A large server always runs something else.
 BUSY_SHARE = 0.01
-#: Others may use this share of the cores that the threads leave free: cores share caches, memory
-#: and clocks.
+#: Share of free cores.  They share caches, memory and clocks with those of the step.
 FREE_SHARE = 0.5
 #: Load of this many times the limit is flagged "loaded" too: it can change the order of two losses.
 LOADED = 2.0
-#: Shortest window of a share, in ns: /proc/stat counts in ticks of 10 ms.
+#: Shortest window for a share of the CPU time, in ns: /proc/stat counts in ticks of 10 ms.
 SHORTEST_WINDOW_NS = 200_000_000
-
-#: CPUs of this process at import: OpenMP may bind threads that it starts later.
-CPUS: Set[int] = frozenset(
-    os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-)
 
 
 def cores(cpus: Set[int] = CPUS, root: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Return the number of cores of these CPUs.  Hyper-threads of one core count once, if the
-    system tells."""
+    """Return the number of physical cores of these CPUs, or of CPUs if the system does not tell.
+
+    root: folder of the system's description of CPUs."""
     try:
         return len(
             {(root / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip() for cpu in cpus}
@@ -257,11 +271,12 @@ def cores(cpus: Set[int] = CPUS, root: Path = Path("/sys/devices/system/cpu")) -
 
 
 def _busy_seconds(cpus: Set[int], stat: Path) -> float | None:
-    """Return the CPU time that all processes have used on these CPUs since the machine started, in
-    seconds.
+    """Return the seconds of CPU time that all processes have used since the machine started.
 
-    Time stolen by a hypervisor counts, and time for which a quota held us back.  None if the system
-    does not tell."""
+    They include time stolen by a hypervisor, and time for which a quota held this process back.
+    None if the system does not tell.
+
+    cpus: those that count; stat: path of /proc/stat."""
     try:
         rows = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]
     except OSError:
@@ -270,18 +285,18 @@ def _busy_seconds(cpus: Set[int], stat: Path) -> float | None:
     rows = [row for row in rows if row[0] in names] or rows[:1]
     if not rows:
         return None
-    # all but idle and iowait
+    # user, nice, system, irq, softirq and steal, but not idle and iowait
     ticks = sum(int(row[column]) for row in rows for column in (1, 2, 3, 6, 7, 8))
     return ticks / os.sysconf("SC_CLK_TCK") + memory.throttled_seconds()
 
 
 class Look(NamedTuple):
-    """Hold what begins or ends a window.
+    """Hold the CPU times at the begin or end of a window.
 
     Attributes:
-        busy: CPU time of all processes in seconds, None if the system does not tell
-        own: CPU time of this process and its ended children in seconds
-        ns: the clock
+        busy: of all processes, in seconds; None if the system does not tell
+        own: of this process and its ended children, in seconds
+        ns: the time, in nanoseconds of time.perf_counter_ns
     """
 
     busy: float | None
@@ -290,11 +305,13 @@ class Look(NamedTuple):
 
 
 class ForeignLoad:
-    """The share of the CPU time that other processes took since the last `share()`, of the CPUs of
-    this one."""
+    """Measure the share of CPU time that other processes take, in windows from share to share.
+
+    cpus: those that count; stat: path of /proc/stat; None for that of the host."""
 
     def __init__(self, cpus: Set[int] = CPUS, stat: Path | None = None) -> None:
-        self.cpus, self.stat = cpus, stat or Path(os.environ.get(PROC) or "/proc", "stat")
+        self.cpus = cpus
+        self.stat = stat or Path(os.environ.get(PROC) or "/proc", "stat")
         self.start = self._look()
         self.start_before: Look | None = None
 
@@ -304,15 +321,14 @@ class ForeignLoad:
         )
 
     def ready(self) -> bool:
-        """Return whether the window is long enough for a share that means something."""
+        """Tell whether the window is long enough for `share`."""
         return time.perf_counter_ns() - self.start.ns >= SHORTEST_WINDOW_NS
 
     def share(self) -> float | None:
-        """Return the share of other processes in 0..1, None if the system does not tell, and start
-        the next window.
+        """Return the share of other processes since the last call, and begin the next window.
 
-        A window that is too short is looked at together with the one before; where there is none,
-        this waits.
+        The share is in 0..1; None if the system does not tell.  A window that is too short is
+        joined with the one before it; the first one is made longer by a wait.
         """
         start, end = self.start, self._look()
         short_ns = SHORTEST_WINDOW_NS - (end.ns - start.ns)
@@ -336,12 +352,12 @@ def busy_flags(
     cpus: int | None = None,
     physical: int | None = None,
 ) -> list[str]:
-    """Return ["busy"] for what was measured beside noticeable load, ["busy", "loaded"] beside
-    LOADED times as much.
+    """Return flags for a sample: ["busy"] beside noticeable load, ["busy", "loaded"] beside much.
 
-    share: of the CPUs that this process may use, from ForeignLoad; threads: number that what was
-    measured keeps busy (None: all cores); cpus, physical: how many CPUs and cores there are (None:
-    as this machine says)."""
+    Args:
+        share: of the CPU time that others took, from ForeignLoad; None counts as 0.
+        threads: number of threads that the sample kept busy; None for one on each core.
+        cpus, physical: numbers of CPUs and cores of this process; None for those of this machine."""
     physical = physical or cpus or cores()
     cpus = cpus or len(CPUS)
     free = 0 if threads is None else max(physical - threads, 0)
@@ -353,12 +369,15 @@ def busy_flags(
 
 
 def disturbance(load: ForeignLoad, threads: int | None = None, longer: float = 1.0) -> str:
-    """Return how busy others keep this machine ("load 24 on 2 cores, others use 97% of the CPU"),
-    "" if it is quiet.
+    """Return how busy others keep this machine; "" if it is quiet.
 
-    The load average alone tells of the last minute, the user's own set-up included: where only that
-    is high, a longer look (seconds) decides.  load: since when others are looked at; where that was
-    just now, this waits."""
+    Example: "load 24 on 2 cores, others use 97% of the CPU".  The load average is of the last
+    minute, with the user's own set-up in it.  If only that is high, another window decides.
+
+    Args:
+        load: whose present window is ended; a short one is made longer by a wait.
+        threads: see `busy_flags`.
+        longer: seconds of the other window."""
     share = load.share()
     average = 0.0
     with suppress(OSError, ValueError, IndexError):

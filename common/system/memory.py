@@ -1,5 +1,5 @@
-"""Read how much memory is free and how much this process holds, in bytes; recognise out-of-memory
-errors."""
+"""Read how much memory is free and how much this process has, in bytes, and recognize
+out-of-memory errors.  Also reads the CPU quotas of cgroups."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ CGROUP = Path("/proc/self/cgroup")
 
 
 def _cgroup_values(controller: str, *files: str) -> list[dict[str, list[str]]]:
-    """Return {file: its words} of each cgroup around this process that has one, innermost first.
+    """Return {file: words in it} for each cgroup of this process, from the innermost outwards.
 
-    controller: cpu, memory."""
+    Cgroups that have none of the files are left out.
+
+    controller: "cpu" or "memory"; files: names of files in the folder of a cgroup."""
     if not CGROUP.exists():
         return []
     groups = []
     for line in CGROUP.read_text().splitlines():
+        # Version 2 has one line, "0::/user.slice"; version 1 has "4:cpu,cpuacct:/user.slice" too.
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -39,11 +42,10 @@ def _cgroup_values(controller: str, *files: str) -> list[dict[str, list[str]]]:
 
 
 def cgroup_cpus() -> float | None:
-    """Return how many CPUs this process may use at once by the tightest quota; None where there is
-    none."""
+    """Return the CPUs that the tightest quota allows, such as 1.5; None if there is no quota."""
     counts = []
     for words in _cgroup_values("cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
-        # Version 2 of cgroups has both in cpu.max, version 1 each in a file of its own.
+        # Version 2 has both numbers in cpu.max, version 1 each in a file of its own.
         quota, period = chain(*words.values())
         if quota not in ("max", "-1"):
             counts.append(int(quota) / int(period))
@@ -51,18 +53,18 @@ def cgroup_cpus() -> float | None:
 
 
 def throttled_seconds() -> float:
-    """Return for how long the quotas have kept threads of these cgroups from running, summed over
-    CPUs."""
+    """Return the seconds for which quotas have kept threads from running, summed over CPUs."""
     seconds = 0.0
     for words in _cgroup_values("cpu", "cpu.stat"):
-        stat = dict(zip(words["cpu.stat"][::2], map(int, words["cpu.stat"][1::2])))
+        names, numbers = words["cpu.stat"][::2], words["cpu.stat"][1::2]
+        stat = dict(zip(names, map(int, numbers)))
+        # Version 2 has microseconds, version 1 nanoseconds.
         seconds += stat.get("throttled_usec", 0) / 1e6 + stat.get("throttled_time", 0) / 1e9
     return seconds
 
 
-#: Words in the errors of allocators, in lower case: of torch for CPU and CUDA, C++, the C library
-#: and its loader, cuBLAS ("not initialized" where it has no memory for its handle), numba's CUDA,
-#: OpenMP.
+#: Words of out-of-memory errors, in lower case: of torch on CPU and CUDA, of C++, the C library and
+#: its loader, of cuBLAS, numba and OpenMP.  cuBLAS says "not initialized" if it has no memory.
 NO_MEMORY = (
     "out of memory",
     "out_of_memory",
@@ -76,16 +78,15 @@ NO_MEMORY = (
     "memoryerror",
     "thread creation failed",
 )
-#: Error of torch's stable ABI (used by torchaudio's kernels) when it could not make a tensor.  The
-#: reason goes to stderr only; these functions fail for lack of memory alone.
+#: An error of torch's stable ABI, which torchaudio's kernels use: "aoti_torch_empty_strided(...) API
+#: call failed".  Functions that make a tensor fail only for lack of memory, which they do not say.
 NO_TENSOR = re.compile(
     r"(aten::|aoti_torch_)(new_)?(empty|zeros|ones|full)\w*\b.*api call failed", re.DOTALL
 )
 
 
 def proc_field(path: str, key: str) -> str | None:
-    """Return the value of the line "key: value" of a file; None if there is no such file or
-    line."""
+    """Return the value of the first line "key: value" in a file; None without one."""
     with suppress(OSError):
         match = re.search(
             rf"^{re.escape(key)}\s*:(.*)$", Path(path).read_text(), flags=re.MULTILINE
@@ -95,7 +96,7 @@ def proc_field(path: str, key: str) -> str | None:
 
 
 def _proc_bytes(path: str, key: str) -> int | None:
-    """Return a size of a file of /proc in bytes; None if it does not tell."""
+    """Return a size in a file of /proc in bytes; None if it is not there."""
     field = proc_field(path, key)  # "1234 kB"
     return int(field.split()[0]) * 1024 if field else None
 
@@ -106,8 +107,9 @@ def total_memory() -> int | None:
 
 
 def available_memory() -> int | None:
-    """Return the bytes that can be allocated without swapping: the least of the machine's and each
-    cgroup's count."""
+    """Return the bytes that can be allocated without swapping; None if the system does not tell.
+
+    That is the least of what the machine and each cgroup have left."""
     available = _proc_bytes("/proc/meminfo", "MemAvailable")
     if available is None:
         return None
@@ -123,8 +125,9 @@ def available_memory() -> int | None:
 
 
 def status_bytes(key: str) -> int | None:
-    """Return a size of this process in bytes.  key: "VmRSS", "VmHWM" (the peak of VmRSS) or
-    "VmSize"."""
+    """Return a size of this process in bytes; None if the system does not tell.
+
+    key: "VmRSS", "VmSize", or "VmHWM", the peak of VmRSS."""
     return _proc_bytes("/proc/self/status", key)
 
 
@@ -140,20 +143,22 @@ def clear_peak() -> bool:
 def give_back_free_memory() -> None:
     """Collect garbage, and return freed memory to the system."""
     gc.collect()
-    with suppress(OSError, AttributeError):  # another library than glibc keeps nothing to return
+    with suppress(OSError, AttributeError):  # only glibc has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class _Mallinfo(ctypes.Structure):
-    """Holds struct mallinfo2 of <malloc.h>."""
+    """Hold struct mallinfo2 of <malloc.h>."""
 
     _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
     _fields_ = [(name, ctypes.c_size_t) for name in _names]
 
 
 def allocated_bytes() -> tuple[int, int]:
-    """Return (bytes that malloc has given to this process and not got back, those of them in blocks
-    that it maps one by one: above MALLOC_MMAP_THRESHOLD_); (0, 0) before glibc 2.33."""
+    """Return (bytes that malloc has handed out, bytes of these in large blocks).
+
+    Large blocks, above MALLOC_MMAP_THRESHOLD_, are mapped one by one.  Without mallinfo2, which
+    glibc has since 2.33, returns (0, 0)."""
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):
@@ -164,15 +169,17 @@ def allocated_bytes() -> tuple[int, int]:
 
 
 def children_bytes(process: str = "self") -> int:
-    """Return the memory that the children of a process, and theirs, share with no other process; 0
-    where the system does not tell (CONFIG_PROC_CHILDREN).
+    """Return the bytes that the children of a process, and theirs, share with no other process.
 
-    A thread that sleeps uninterruptibly may wait for the program of a child made by vfork, which
-    until then has the memory of its parent: children of such a thread do not count."""
+    0 if the system does not tell (CONFIG_PROC_CHILDREN).
+
+    process: its number, or "self"."""
     size = 0
     for thread in Path(f"/proc/{process}/task").glob("*"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             children = (thread / "children").read_text().split()
+            # A thread in vfork sleeps uninterruptibly ("D") until its child runs another program.
+            # Until then the child has the memory of its parent, so it does not count.
             if (proc_field(f"{thread}/status", "State") or "").startswith("D"):
                 continue
             for child in children:
@@ -182,9 +189,10 @@ def children_bytes(process: str = "self") -> int:
 
 
 def widen_heap(count: int) -> None:
-    """Allocate, touch and free one block of `count` bytes, so that later allocations find its
-    pages, which glibc keeps under REUSE_VARIABLES.  Does nothing without glibc, or if more than
-    half of the free memory would be taken."""
+    """Allocate, write and free a block of `count` bytes.
+
+    Under REUSE_VARIABLES glibc keeps its pages, so that later allocations need no new ones.  Does
+    nothing for more than half of the free memory, or without the C library."""
     if count <= 0 or count > (available_memory() or 0) // 2:
         return
     try:
@@ -201,8 +209,8 @@ def widen_heap(count: int) -> None:
 
 
 def oom_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory since it started; 0 if it
-    does not tell."""
+    """Return the number of processes that the kernel has killed for lack of memory since it
+    started; 0 if it does not tell."""
     with suppress(OSError):
         kills = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), flags=re.MULTILINE)
         return int(kills[1]) if kills else 0
@@ -210,13 +218,14 @@ def oom_kills() -> int:
 
 
 def tells_of_no_memory(text: str) -> bool:
-    """Return whether an error message is about a lack of memory."""
+    """Tell whether an error message is about a lack of memory."""
     message = text.lower()
     return any(words in message for words in NO_MEMORY) or bool(NO_TENSOR.search(message))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocator of torch, numba or Python raised `error`.  Not for a
-    UserError."""
+    """Tell whether an error is a lack of memory, by its type or message.
+
+    Do not ask for a UserError, whose message may quote anything."""
     is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return is_named or tells_of_no_memory(str(error))

@@ -1,14 +1,17 @@
-"""Start and watch a child process, end it with all that it started, and collect its records and
-last lines.
+"""Run a function in a child process, end it with all that it started, and collect its records.
 
-Children are forks of a server, ``python -m rnnt_bench.system.processes MODULE [PACKAGE ...]``.  It
-imports the packages that are installed and MODULE, then reads requests from stdin, a line of JSON
-each: "argument" and "output".  For each it forks; the fork calls ``MODULE.main(argument)`` and
-exits with what that returns; its stdout and stderr go to the file `output`.  The server answers on
-stdout, a line of JSON each: {"ready": true} when all is imported, {"pid": ...} at the fork, and
-{"returncode": ...} at its end, minus the signal that killed it; what it left running in its session
-is killed first.  Nothing but imports is shared: no thread pool has run, no device is open, no heap
-has grown.
+To import torch in each child would take seconds.  So children are forks of a server process,
+``python -m rnnt_bench.system.processes MODULE [PACKAGE ...]``, which imports MODULE and the
+packages that are installed.  A fork shares nothing else with another one: in the server no thread
+pool has run, no device is open and no heap has grown.
+
+The server reads requests from stdin, a line of JSON each: {"argument": ..., "output": ...}.  For
+each it forks.  The fork calls ``MODULE.main(argument)`` and exits with what that returns; its
+stdout and stderr go to the file `output`.
+
+The server answers on stdout, a line of JSON each: {"ready": true} when all is imported, {"pid":
+...} at a fork, and {"returncode": ...} at its end.  The code is minus the signal that killed it.
+What the fork left running in its session is killed before.
 """
 
 from __future__ import annotations
@@ -36,26 +39,31 @@ from typing import Any, NamedTuple, TextIO
 
 from rnnt_bench.system import memory
 
+#: Last lines of stderr that are kept, and their limit in bytes: a package may print gigabytes.
 STDERR_TAIL_LINES = 20
-STDERR_TAIL_BYTES = 64 << 10  # limit of these lines: a package may print gigabytes
+STDERR_TAIL_BYTES = 64 << 10
 #: Exit code of a child that had no room for its records (EX_IOERR of sysexits.h).
 EXIT_NO_ROOM = 74
 #: Exit code of a child that could not write its records for another reason (EX_CANTCREAT).
 EXIT_UNWRITTEN = 73
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # EFBIG is none: a loss may set a limit of its own
+#: Errors of a full disk.  EFBIG is not among them: a loss may set a limit on files of its own.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 #: Seconds to wait for a server to import its packages before its first job is sent anyway.
 START_SECONDS = 60.0
 #: Seconds to wait for the end of processes that a child left behind.
 LAST_SECONDS = 5.0
 
-#: The C library with prctl, loaded here since a fork may do little before it executes another
-#: program.
+#: The C library, for prctl.  It is loaded here since a fork of a process with threads must not do
+#: much before it runs another program.
 _LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask Linux, in a fork, to kill this process, or the program that it executes, when `parent`
-    ends; end now where it has ended already."""
+    """Let Linux kill this process, which is a fork, when its parent ends.
+
+    Holds for a program that it runs, too.  If the parent has ended already, exits now.
+
+    parent: process id of the parent."""
     if _LIBRARY is not None:
         _LIBRARY.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG of prctl(2)
     if os.getppid() != parent:
@@ -63,8 +71,9 @@ def die_with_parent(parent: int) -> None:
 
 
 def write_record(stream: TextIO, record: Mapping[str, Any]) -> None:
-    """Write a record from a child to its parent at once; exit with a code of its own if that
-    fails."""
+    """Write a record as a line of JSON at once, in a child for its parent.
+
+    If that fails, exits with EXIT_NO_ROOM or EXIT_UNWRITTEN."""
     line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
     try:
         stream.write(line)
@@ -74,22 +83,23 @@ def write_record(stream: TextIO, record: Mapping[str, Any]) -> None:
 
 
 def output(command: Sequence[str], timeout: float | None = None, **options: Any) -> str:
-    """Return what `command` prints on stdout; "" if it fails, is missing, or takes more than
-    `timeout` seconds."""
-    options = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.DEVNULL,
-        "timeout": timeout,
-        **options,
-    }
+    """Run a command, and return what it prints on stdout; "" if it fails or is missing.
+
+    timeout: in seconds, after which it fails; options: others of subprocess.run."""
+    options = {"stderr": subprocess.DEVNULL, **options}
     try:
-        return str(
-            subprocess.run(
-                command, check=True, errors="replace", stdin=subprocess.DEVNULL, **options
-            ).stdout
+        done = subprocess.run(
+            command,
+            check=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            timeout=timeout,
+            **options,
         )
     except (OSError, subprocess.SubprocessError):
         return ""
+    return str(done.stdout)
 
 
 def signal_name(number: int) -> str:
@@ -98,9 +108,14 @@ def signal_name(number: int) -> str:
 
 
 class Plan(NamedTuple):
-    """Hold what a server is: its command, current folder and variables, and the generation of jobs
-    that it serves; see Child.run.  Servers of one generation may differ in their variables, and
-    wait side by side."""
+    """Hold how a server is started.
+
+    Attributes:
+        command: starts with the path of its Python
+        root: current folder
+        variables: all its environment variables
+        generation: of the jobs that it serves, see Child.run
+    """
 
     command: list[str]
     root: Path
@@ -116,14 +131,23 @@ def _plan(
     generation: Hashable,
     imports: Sequence[str],
 ) -> Plan:
-    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    """Return the plan of a server.  The arguments are those of Child.run."""
+    path = str(root)
+    if inherited := os.environ.get("PYTHONPATH"):
+        path += f"{os.pathsep}{inherited}"
     command = [str(python), "-m", "rnnt_bench.system.processes", module, *imports]
     return Plan(command, root, {**os.environ, "PYTHONPATH": path, **variables}, generation)
 
 
 class Server:
-    """A process that forks itself for each job, one at a time.  errors: file for what the server
-    itself prints."""
+    """Start a server, which forks itself for each job, one at a time.
+
+    errors: file for what the server itself prints.
+
+    Attributes:
+        busy: whether a job was sent and has not ended
+        ready: whether the server has answered, so that all is imported
+    """
 
     def __init__(self, plan: Plan, errors: Path):
         self.plan = plan
@@ -145,20 +169,22 @@ class Server:
         self.poll.register(self.process.stdout or -1, select.POLLIN)
 
     def ask(self, **request: str) -> None:
-        """Send a request, see above."""
+        """Send a request: "argument" and "output", see the module."""
         self.busy = True
-        with suppress(OSError):  # it died: `answer` says it
+        with suppress(OSError):  # of a server that died, `answer` returns the code
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
 
     def answer(self, seconds: float) -> dict[str, int]:
-        """Return the next answer, {} if none comes in `seconds`; of a server that died, its own
-        "returncode"."""
+        """Return the next answer, as the module describes them; {} if none comes in this time.
+
+        "ready" is skipped while a job waits for an answer.  If the server died, "returncode" is its
+        own."""
         deadline = time.monotonic() + seconds
         while self.poll.poll(1000 * max(deadline - time.monotonic(), 0)):
             line = self.process.stdout.readline()
             if not line:
                 return {"returncode": self.process.wait()}
-            if not line.startswith(b"{"):  # a site's Python prints as it starts
+            if not line.startswith(b"{"):  # printed by a Python's own start-up files
                 continue
             answer: dict[str, int] = json.loads(line)
             self.ready = True
@@ -170,20 +196,24 @@ class Server:
         return {}
 
     def close(self) -> None:
-        """End the server."""
+        """Kill the server, close its pipes, and wait for its end."""
         self.process.kill()
-        with self.process:  # closes its pipes and waits
+        with self.process:
             pass
 
 
-#: Servers that wait for their next job.  They end with this process.
+#: Servers that wait for their next job, of different plans.  They end with this process.
 _waiting: list[Server] = []
 
 
 @contextmanager
 def _server(plan: Plan, errors: Path) -> Iterator[Server]:
-    """Yield the waiting server of this plan, else a new one; keep it for the next job.  Those of
-    the same Python that serve another generation end."""
+    """Yield a server of this plan for one job: one that waits, or a new one.
+
+    Afterwards it waits for the next job, unless it died or another one with its plan waits.
+    Servers of the same Python that wait for jobs of another generation are ended first.
+
+    errors: file for what a new server prints."""
     for server in _waiting[:]:
         same_python = server.plan.command[0] == plan.command[0]
         is_past = same_python and server.plan.generation != plan.generation
@@ -209,9 +239,12 @@ def start_servers(
     generation: Hashable,
     imports: Sequence[str],
 ) -> None:
-    """Start the servers of these Pythons and variables, all at once, and return when they are
-    ready.  One that fails to start says so at its first job.  module, root, generation, imports: as
-    in Child.run."""
+    """Start servers at the same time, and return when all have imported their packages.
+
+    One that fails to start raises its error at its first job, not here.
+
+    pythons: (Python, environment variables) of each server; the other arguments are those of
+    Child.run."""
     for python, variables in pythons:
         with suppress(OSError), tempfile.TemporaryDirectory() as scratch:
             plan = _plan(python, module, root, variables, generation, imports)
@@ -223,15 +256,14 @@ def start_servers(
 
 
 class Child:
-    """A process that runs a Python module, which reads a job and appends JSON records to a file;
-    see `run`.
+    """Watch a child process, which appends JSON records to a file; `run` starts it.
 
-    Attributes, set at the end of the ``with`` block of `run`:
+    Attributes that the end of the ``with`` block of `run` sets:
         records: what it wrote
         stderr: its last lines
         returncode: its exit code, or minus the signal that killed it
         killed_for_memory: whether the kernel killed any process for lack of memory meanwhile
-        wall_ns: how long it ran
+        wall_ns: how long it ran, in nanoseconds
     """
 
     def __init__(self, server: Server, output: Path, errors: Path):
@@ -256,17 +288,20 @@ class Child:
         generation: Hashable = None,
         imports: Sequence[str] = ("torch",),
     ) -> Iterator[Child]:
-        """Start ``module.main(JOB.json)`` in a process; kill it, with all that it started, at the
-        end of the block.
+        """Call ``module.main(path)`` in a process, which the end of the block kills.
 
-        JOB.json holds `job` and "output", the file for its records.  The process is forked from a
-        server that has imported `imports`, in a session of its own, so that Ctrl-C reaches only
-        this one.  Raises OSError if there is no such Python, or no room for its files.
+        All that the process started is killed too.  It is in a session of its own, so that Ctrl-C
+        reaches only this process.  Raises OSError if there is no such Python, or no room for files.
 
-        root: current folder of the process, from which it imports; variables: added to its
-        environment; generation: jobs of another one get a server of their own, and so another
-        layout of addresses; imports: what the server imports before its first job, where it is
-        installed."""
+        Args:
+            python: that runs it.
+            job: what the file `path` has, as JSON.  An entry "output" is added: the file for its
+                records.
+            root: its current folder, from which it imports.
+            variables: environment variables to add.
+            generation: jobs with another one do not share a server, and so have another layout of
+                addresses.
+            imports: packages that its server imports before it forks, if they are installed."""
         plan = _plan(python, module, root, variables, generation, imports)
         with tempfile.TemporaryDirectory(prefix=f"{module}-") as scratch:
             output = Path(scratch, "records.jsonl")
@@ -284,7 +319,7 @@ class Child:
                     child._end()
 
     def alive(self, seconds: float = 0.0) -> bool:
-        """Wait up to `seconds` for its end; return whether it still runs."""
+        """Wait up to `seconds` for its end, and tell whether it still runs."""
         deadline = time.monotonic() + seconds
         while self.ended is None:
             answer = self.server.answer(max(deadline - time.monotonic(), 0))
@@ -295,14 +330,14 @@ class Child:
         return False
 
     def seconds(self) -> float:
-        """Return how many seconds it has run."""
+        """Return the seconds since it was started."""
         return (time.monotonic_ns() - self.begin_ns) / 1e9
 
     def written(self) -> list[dict[str, Any]]:
-        """Return the records so far, without a last line that a killed child left unfinished.
+        """Return the records that it has written so far.
 
-        They end before a line that is no record: code that closed a file that is not its own may
-        write there."""
+        A last line without its end is left out.  Records end before a line that is no record: code
+        of a loss may write there by mistake, if it closed a file that is not its own."""
         records = []
         for line in self.output.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
             try:
@@ -316,21 +351,13 @@ class Child:
         return records
 
     def _end(self) -> None:
-        """Kill it, or its server if it does not exist yet, and collect what it left."""
-        if self.alive():
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid or self.server.process.pid, signal.SIGKILL)
-            if self.alive(LAST_SECONDS):
-                self.server.process.kill()  # stopped, perhaps
-                self.alive(LAST_SECONDS)
+        """Kill the process, and set the attributes that tell what it left."""
+        self._kill()
         self.returncode = -signal.SIGKILL if self.ended is None else self.ended
         self.wall_ns = time.monotonic_ns() - self.begin_ns
         self.killed_for_memory = memory.oom_kills() > self.oom_kills
         self.records = self.written()
-        with self.errors.open("rb") as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - STDERR_TAIL_BYTES))
-            lines = stream.read(STDERR_TAIL_BYTES).decode(errors="replace").splitlines()
-        self.stderr = [line.strip() for line in lines if line.strip()][-STDERR_TAIL_LINES:]
+        self.stderr = self._last_lines()
         if self.returncode == EXIT_NO_ROOM:
             self.stderr.append(
                 f"no room for its records in {self.output.parent.parent}; free some space or name another folder "
@@ -342,10 +369,30 @@ class Child:
                 "on files holds (ulimit -f)"
             )
 
+    def _kill(self) -> None:
+        """Kill the process with its session; if that fails, or it is not forked yet, its server."""
+        if self.alive():
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid or self.server.process.pid, signal.SIGKILL)
+            if self.alive(LAST_SECONDS):  # the server is stopped, perhaps
+                self.server.process.kill()
+                self.alive(LAST_SECONDS)
+
+    def _last_lines(self) -> list[str]:
+        """Return the last lines that the process printed, without empty ones."""
+        with self.errors.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - STDERR_TAIL_BYTES))
+            lines = stream.read(STDERR_TAIL_BYTES).decode(errors="replace").splitlines()
+        return [line.strip() for line in lines if line.strip()][-STDERR_TAIL_LINES:]
+
 
 def fork(main: Callable[[str], Any], request: dict[str, str], answers: TextIO) -> int:
-    """Fork for a request, and return the process id; the fork, a session of its own, exits with
-    what `main` returns."""
+    """Fork the server for a request, and return the process id of the fork.
+
+    The fork has a session of its own, calls ``main(request["argument"])``, and exits with what that
+    returns.  Its stdout and stderr go to the file ``request["output"]``.
+
+    answers: the server's stream to its parent, which the fork closes."""
     parent = os.getpid()
     child = os.fork()
     if child:
@@ -370,14 +417,18 @@ def fork(main: Callable[[str], Any], request: dict[str, str], answers: TextIO) -
         with suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        # Python's own end would not come: torch 1.13 waits there for ever for the interpreter after
-        # an error within backward, whose graph it still holds (seen when memory ran out).
+        # sys.exit might never end: after an error within backward, such as a lack of memory, torch
+        # 1.13 still holds its graph, and waits for the interpreter for ever.
         os._exit(code)
 
 
 class Fork:
-    """A fork of this process as it is now, a context manager: it calls `work` with its end of a
-    pipe, and ends.  `code` is its exit code afterwards, minus the signal that killed it."""
+    """Fork this process for a ``with`` block; the fork calls `work` with its end of a pipe.
+
+    The end of the block kills it.  Then `code` is its exit code, or minus the signal that killed
+    it.
+
+    possible: False makes no fork; then `ask` returns None."""
 
     def __init__(self, work: Callable[[Connection], None], possible: bool = True):
         self.work = work
@@ -406,14 +457,17 @@ class Fork:
         return self
 
     def receive(self, timeout: float) -> Any:
-        """Return what it sends next.  Raises EOFError where it has ended, and TimeoutError where
-        nothing comes within `timeout` seconds."""
+        """Return the next object that the fork sends.
+
+        Raises EOFError if it has ended, TimeoutError if nothing comes within `timeout` seconds."""
         if not self.here.poll(timeout):
             raise TimeoutError
         return self.here.recv()
 
     def ask(self, request: Any, timeout: float) -> Any:
-        """Return what it answers; None where nothing comes within `timeout` seconds."""
+        """Send an object to the fork, and return the one that it answers.
+
+        None if nothing comes within `timeout` seconds, it has ended, or there is no fork."""
         with suppress(EOFError, OSError):
             if self.child:
                 self.here.send(request)
@@ -423,13 +477,12 @@ class Fork:
     def __exit__(self, *_: object) -> None:
         if self.child:
             self.here.close()
-            os.kill(self.child, signal.SIGKILL)  # one that is ending keeps its code
+            os.kill(self.child, signal.SIGKILL)  # if it has ended, its code stays
             self.code = os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
 
 
 def imported(names: Sequence[str]) -> bool:
-    """Import the packages that are installed; return False if one fails: it cannot be imported
-    again to see why."""
+    """Import packages, but for those that are not installed; return False if an import fails."""
     try:
         for name in names:
             if importlib.util.find_spec(name):
@@ -440,16 +493,16 @@ def imported(names: Sequence[str]) -> bool:
 
 
 def main(module: str, *packages: str) -> None:
-    """Run ``module.main`` in a fork for each request on stdin, until that ends; packages: imported
-    before the first."""
+    """Be a server, as the module describes it, until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a package that prints as it is imported does not answer
+    os.dup2(2, 1)  # what packages print when they are imported is no answer
     if not imported(packages):
+        # Start again without them: the job imports them, and its error says why that fails.
         os.dup2(answers.fileno(), 1)
         os.execv(sys.executable, [sys.executable, "-m", "rnnt_bench.system.processes", module])
     call = importlib.import_module(module).main
     gc.collect()
-    gc.freeze()  # so that a collection in a fork does not copy the pages of all this
+    gc.freeze()  # else a collection in a fork would write to, and so copy, the pages of all objects
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         child = fork(call, json.loads(line), answers)
