@@ -83,9 +83,9 @@ def benchmark(
         if left_out and not arguments.quiet:
             say(f"left out unless --only or --topology names them: {', '.join(left_out)}")
         python_of = {name: choice for name, choice in python_of.items() if name not in left_out}
-    given = [key for key, value in flags.items() if value is not None]
-    swept = [axis.key for axis in arguments.sweep]
-    settings.check_kinds([*given, *swept], {implementations.find(name).kind for name in python_of})
+    keys = [key for key, value in flags.items() if value is not None]
+    keys += [axis.key for axis in arguments.sweep]
+    settings.check_kinds(keys, {implementations.find(name).kind for name in python_of})
     cells = settings.cells(arguments.sweep)
     settings_of_cells = _settings(arguments.sweep, flags, device)
     measurement = Measurement(python_of, flags, arguments, executor)

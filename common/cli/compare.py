@@ -51,6 +51,7 @@ denormals, seed or machine, or two losses under two torches); 130 after Ctrl-C, 
 
 
 def parser() -> Parser:
+    """Return the parser of the flags of `compare`."""
     usage = "%(prog)s [options] BASELINE NEW | --in LOG A B | [--save-]baseline NAME [LOG]"
     result = Parser(description=DESCRIPTION, epilog=EXIT_CODES, usage=usage)
     add = result.add_argument
@@ -223,8 +224,10 @@ def move_aside(folder: Path) -> None:
     if not os.path.lexists(folder):
         return
     number = 1
-    while os.path.lexists(older := Path(f"{folder}.{number}")):
+    older = Path(f"{folder}.1")
+    while os.path.lexists(older):
         number += 1
+        older = Path(f"{folder}.{number}")
     folder.rename(older)
     say(f"the older {folder.name} is {older} now")
 
@@ -270,9 +273,9 @@ def judged(failures: Sequence[str], undecided: Sequence[str], strict: bool) -> i
         say(f"--fail-on-slower: {plain(failure)}")
     if undecided:
         first, *others = undecided
-        more = f", and {count(len(others), 'more time')} (--details)" if others else ""
+        and_others = f", and {count(len(others), 'more time')} (--details)" if others else ""
         advice = "" if strict else "; --strict exits with 3"
-        say(f"warning: --fail-on-slower: not decided: {plain(first)}{more}{advice}")
+        say(f"warning: --fail-on-slower: not decided: {plain(first)}{and_others}{advice}")
     if failures:
         return EXIT_FAILED
     return EXIT_UNDECIDED if undecided and strict else EXIT_OK

@@ -27,6 +27,7 @@ FIND_PACKAGES = "import importlib.util as u, json, sys; print(json.dumps([p for 
 
 
 def parser() -> Parser:
+    """Return the parser of the flags of `list`."""
     result = Parser(description=DESCRIPTION, epilog=EXAMPLES)
     add_setting(result, "device", "Device to run on: auto, cpu, cuda or cuda:N. Default: auto")
     return result
@@ -92,11 +93,11 @@ def _state(
     if device_type not in attributes.devices:
         return f"unsupported: it runs on {' and '.join(attributes.devices)} only"
     managed = choice.python == environments.interpreter(row.environment)
-    where = f"environment {row.environment}" if managed else str(choice.python)
+    location = f"environment {row.environment}" if managed else str(choice.python)
     needed = {"torch"} if row.built else {"torch", row.package}
     absent = sorted(needed.difference(packages_of[choice.python]))
     if absent:
-        return f"missing: {where} lacks {' and '.join(absent)}: {attributes.hint}"
+        return f"missing: {location} lacks {' and '.join(absent)}: {attributes.hint}"
     if row.built and not any(CACHE.glob(f"{row.package}-*-{device_type}-*/")):
-        return f"{where}, compiled when it is first run"
-    return where
+        return f"{location}, compiled when it is first run"
+    return location

@@ -160,8 +160,8 @@ def read_settings(arguments: Namespace) -> settings.Values:
 
 
 def _shape_file_settings(file: Path) -> settings.Values:
-    """Return the path of a shape file, relative to the suite if it lies in there, and the number of
-    symbols that its tokens are of.  Raises UserError."""
+    """Return the settings of a shape file: its path, relative to the suite if it lies in there, and
+    the number of symbols of its tokens.  Raises UserError."""
     from rnnt_bench.data import shapes  # imports numpy, which commands that only read do not need
 
     if problem := files.not_a_file(file):
@@ -282,9 +282,9 @@ def _folder_and_file(module: str) -> tuple[Path, Path]:
             )
         search = list(spec.submodule_search_locations or ())
         locations.append(Path(spec.origin or search[0]).resolve())
-    top, file = locations[0], locations[-1]
+    top = locations[0]
     package = top.parent if top.name == "__init__.py" else top
-    return package.parent, file
+    return package.parent, locations[-1]
 
 
 def _check_function(path: Path, function: str) -> None:

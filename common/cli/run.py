@@ -27,6 +27,7 @@ EXAMPLES = """examples
 
 
 def parser() -> Parser:
+    """Return the parser of the flags of `run`."""
     result = Parser(description=DESCRIPTION, examples=EXAMPLES)
     add_choice(result)
     result.add_argument(
@@ -70,10 +71,11 @@ class Script:
 
     def main(self, options: Namespace) -> int:
         """Measure the implementation, and the losses beside it; return the exit code."""
-        own = self.implementation
-        names = [own.name]
-        if own.template:
-            if options.only == standard() and own.kind in implementations.LATTICES:
-                options.topology = options.topology or own.kind
+        row = self.implementation
+        names = [row.name]
+        if row.template:
+            # A loss on another lattice is compared with losses on that lattice.
+            if options.only == standard() and row.kind in implementations.LATTICES:
+                options.topology = options.topology or row.kind
             names += chosen(options)
-        return benchmark.benchmark(list(dict.fromkeys(names)), options, [own.name])
+        return benchmark.benchmark(list(dict.fromkeys(names)), options, [row.name])

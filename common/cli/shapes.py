@@ -45,6 +45,7 @@ MANIFEST_ONLY = (
 
 
 def parser() -> Parser:
+    """Return the parser of the flags of `shapes`."""
     top = Parser(description=__doc__, epilog=EXAMPLES)
     source = (
         top.add_argument_group("source (exactly one)")

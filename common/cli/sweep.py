@@ -21,6 +21,7 @@ EXAMPLES = """examples
 
 
 def parser() -> Parser:
+    """Return the parser of the flags of `sweep`."""
     result = Parser(description=DESCRIPTION, examples=EXAMPLES)
     add(
         result.add_argument_group("what varies"),

@@ -88,11 +88,12 @@ class Rounds:
     """
 
     def __init__(self, session: Session):
+        """Take in the rounds on disk of runs that go on."""
         self.session = session
         self.no_limits = False
         self.ms: dict[str, dict[tuple[int, int], float]] = {}
         self.loaded: dict[tuple[str, int], bool] = {}
-        for name, run in session.run_of.items():  # a run that goes on has rounds on disk
+        for name, run in session.run_of.items():
             for lines in store.latest_jobs(store.read(run.path)).values():
                 end = store.status_of(lines)
                 if end and end.pass_name == "timing" and end.status == "ok":
@@ -101,10 +102,12 @@ class Rounds:
     def run(self, number: int, jobs: Sequence[Job], with_limits: bool) -> None:
         """Run the jobs of a round, and say who is ahead."""
         session, progress = self.session, self.session.progress
-        in_time = number <= FEWEST_IN_BUDGET or time.monotonic() < progress.deadline
-        timed = [job for job in jobs if in_time and not session.run_of[job.implementation].failed]
-        for job in [job for job in jobs if job not in timed]:
-            progress.skip(job.row_pass)
+        timed: list[Job] = []
+        if number <= FEWEST_IN_BUDGET or time.monotonic() < progress.deadline:
+            timed = [job for job in jobs if not session.run_of[job.implementation].failed]
+        for job in jobs:
+            if job not in timed:
+                progress.skip(job.row_pass)
         if timed:
             session.executor.get_ready(timed, session.python_of, session.settings)
         if with_limits:
@@ -178,10 +181,10 @@ class Rounds:
         return "; ".join(parts)
 
     def measure_limits(self, number: int, jobs: Sequence[Job]) -> None:
-        """Measure the limits of the device in the newest torch of the run, without FAST_MKL, and add
-        the ``limits`` record to every run that goes on.
+        """Measure the limits of the device, and add the ``limits`` record to every run that has not
+        failed.  The newest torch of the run measures them, without FAST_MKL.
 
-        A failure is not fatal: it is not tried again.  Raises Interrupted.
+        After a failure they are not measured again.  Raises Interrupted.
 
         number: of the round; jobs: of the round, none if it is skipped."""
         session, progress = self.session, self.session.progress

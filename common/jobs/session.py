@@ -220,6 +220,7 @@ class Progress:
     """
 
     def __init__(self, quiet: bool):
+        """Make the bar.  quiet: whether nothing is shown but warnings."""
         self.quiet = quiet
         self.finished = 0
         self.total = 0

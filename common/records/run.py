@@ -99,6 +99,7 @@ class Run:
 
     @property
     def header(self) -> schema.Header:
+        """Return the first record of a run of an implementation."""
         header = self.records[0]
         assert isinstance(header, schema.Header)
         return header

@@ -358,7 +358,7 @@ class Header(FirstLine, kw_only=True, tag="run"):
 
 
 class Environment(JobLine, kw_only=True, tag="environment"):
-    """Where a job ran, with which versions, and on which batches; one for each job.
+    """The place, the versions and the batches of a job, one for each job.
 
     Attributes:
         python, cuda, implementation_version: versions of Python, CUDA and the loss's package
@@ -535,8 +535,8 @@ class Stop(JobLine, kw_only=True, tag="stop"):
 
 
 class Memory(JobLine, kw_only=True, tag="memory"):
-    """How far the peaks of memory in one step or loss are above what was in use before it; null for
-    counters of another device.
+    """The peaks of memory in one step or loss, above what was in use before it; null for counters of
+    another device.
 
     Attributes:
         scope: "loss" or "step"

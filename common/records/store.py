@@ -169,8 +169,10 @@ def warn_of_hidden(path: Path, hidden: Iterable[Path]) -> None:
         if path.resolve() in (folder.resolve(), *folder.resolve().parents)
     ]
     if names:
-        words = f"{path}: {count(len(names), 'run')} not shown, since a newer one measured the same"
-        warn(f"{words}: {clipped(', '.join(sorted(names)))} (--all-runs of summarize shows all)")
+        warn(
+            f"{path}: {count(len(names), 'run')} not shown, since a newer one measured the same: "
+            f"{clipped(', '.join(sorted(names)))} (--all-runs of summarize shows all)"
+        )
 
 
 def warn_of_clock(folder: Path, started: str) -> None:

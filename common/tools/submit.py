@@ -3,9 +3,9 @@ wrong with one.
 
 Every record is written anew, field by field: numbers, and a few texts that name packages, settings
 and hardware.  No file is copied, so no path, message or trace leaves the machine.  A log folder is
-refused, with a line for each reason, if a run is incomplete (interrupted rows, fewer than three
-rounds, no revision, no machine), was measured beside other load, or on another machine than the
-others."""
+refused, with a line for each reason, if a run is incomplete: interrupted rows, fewer than three
+rounds, no revision, no machine.  So is one that was measured beside other load, or on several
+machines."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def kept(value: Any, field: str) -> Any:
 
     value: in types of JSON; field: its name, "" for a whole record."""
     if isinstance(value, dict):
-        # The texts in these dicts are sent as the field is, whatever their keys.
-        of_field = field in ("settings", "values", "variables")
+        # In these dicts SENT_TEXTS has the name of the dict, and not of each key.
+        is_one_field = field in ("settings", "values", "variables")
         items = {}
         for key, item in value.items():
             is_sent = key in VARIABLES if field == "variables" else HARMLESS.fullmatch(key)
             if not is_sent:
                 continue
-            part = kept(item, field if of_field else key)
+            part = kept(item, field if is_one_field else key)
             if part is not None or item is None:
                 items[key] = part
         return items
@@ -240,6 +240,7 @@ def _problems(row: Row) -> Iterator[str]:
 
 
 def parser() -> Parser:
+    """Return the parser of the flags of `submit`."""
     result = Parser(description=__doc__)
     result.add_argument(
         "folders",

@@ -399,6 +399,7 @@ class Trace:
             self.on_cuda = True
 
     def _add_memory(self, event: Event) -> None:
+        """Take in a memory event; leave it out if a number is missing or odd."""
         counters = event.args or Counters()
         if (
             is_number(event.ts)
@@ -412,6 +413,7 @@ class Trace:
             counts.totals.append(int(counters.total))
 
     def _add_span(self, name: str, begin: _Number, duration: _Number) -> None:
+        """Take in a step, or a span of another name; leave it out if a number is missing or odd."""
         if is_number(begin) and is_number(duration):
             step = _STEP.match(name)
             if step:
