@@ -76,6 +76,7 @@ class Stdout:
 
     @contextmanager
     def _keeping_failure(self) -> Iterator[None]:
+        """Set `failure` to an OSError of the block, and raise it."""
         try:
             yield
         except OSError as error:

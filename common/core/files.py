@@ -222,6 +222,7 @@ def write_whole(advice: str, *contents: tuple[Path, Content]) -> None:
 
 
 def _write(content: Content, stream: BinaryIO) -> None:
+    """Write a content to a stream; text becomes UTF-8, and what has no UTF-8 is escaped."""
     if callable(content):
         content(stream)
     elif isinstance(content, str):

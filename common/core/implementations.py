@@ -460,8 +460,8 @@ def _name(path: Path, name: Any) -> str:
     """Return the name of the row of a file whose ADAPTER has this name.
 
     Without a name, or with that of the template, it is that of the file: "flash" for
-    benchmark_flash.py.  Raises UserError for a name that another script has, and for one that is no
-    text or could not be part of a flag and a folder."""
+    benchmark_flash.py.  Raises UserError for the name of another script, and for one with letters
+    that flags or folders could not have."""
     if not name or any(row.template and row.name == name for row in IMPLEMENTATIONS):
         name = path.stem.removeprefix("benchmark_")
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):  # "fast_rnnt-2.0"

@@ -126,8 +126,8 @@ TOLERANCE = 0.02
 def verdict(low: float | None, high: float | None, tolerance: float = 0.0) -> str:
     """Judge a ratio of times, new / baseline, by its interval.
 
-    Returns "faster" or "slower" if the whole interval is beyond the tolerance, "same" if the whole
-    is within it, and else, or without an interval, "unclear".
+    "faster", "slower": the whole interval is beyond the tolerance.  "same": the whole is within it.
+    "unclear": neither holds, or there is no interval.
 
     tolerance: 0.02 is 2% up, or down by the same factor."""
     if low is None or high is None:

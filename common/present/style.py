@@ -102,18 +102,19 @@ def looks(kinds: Mapping[str, str | None]) -> dict[str, Look]:
     kinds: name -> kind of the loss."""
     names = [implementation.name for implementation in implementations.with_variants()]
 
+    # Losses without @CONDITION choose first, in the order of the table of implementations.
     def rank(name: str) -> tuple[bool, int, str]:
         base = name.partition("@")[0]
         return "@" in name, names.index(base) if base in names else len(names), name
 
-    result: dict[str, Look] = {}
+    chosen: dict[str, Look] = {}
     for name in sorted(kinds, key=rank):
-        color = _color_number(name, {look.color for look in result.values()})
+        color = _color_number(name, {look.color for look in chosen.values()})
         form = 1 if kinds[name] == "pruned" else 0
-        while Look(color, form) in result.values():
+        while Look(color, form) in chosen.values():
             form += 1
-        result[name] = Look(color, form)
-    return result
+        chosen[name] = Look(color, form)
+    return chosen
 
 
 def _color_number(name: str, taken: set[int]) -> int:

@@ -60,6 +60,7 @@ def aligned(
         widths.append(max(map(len, texts)))
 
     def line(cells: Iterable[Cell]) -> str:
+        """Return a line of the table, with each cell as wide as its column."""
         texts = []
         for cell, column, width in zip(cells, table.columns, widths):
             text = cell.shown.rjust(width) if column.numeric else cell.shown.ljust(width)

@@ -463,6 +463,7 @@ def _environment(name: str) -> Environment:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run this module as a command, and return its exit code.  arguments: None for sys.argv."""
     parser = argparse.ArgumentParser(
         prog="python -m rnnt_bench.setup.environments",
         description="The environments in .venv. setup: create what is missing or out of date. build: main, these, and "

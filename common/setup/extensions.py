@@ -468,20 +468,10 @@ def _fetch(package: str) -> Path:
             (folder / name).write_text(text, encoding="utf-8")
         requirement = folder / "requirement.txt"
         requirement.write_text(f"{package}=={version} --hash=sha256:{digest}\n", encoding="utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--no-binary",
-            ":all:",
-            "--require-hashes",
-        ]
-        command += ["--no-build-isolation", "--no-input", "--disable-pip-version-check"]
-        command += ["--dest", temporary, "-r", str(requirement)]
+        pip = "-m pip --disable-pip-version-check download --no-deps --no-binary :all: --no-input"
+        flags = ["--require-hashes", "--no-build-isolation", "--dest", temporary]
         done = subprocess.run(
-            command,
+            [sys.executable, *pip.split(), *flags, "-r", str(requirement)],
             env={**os.environ, "PYTHONPATH": temporary},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -499,6 +489,7 @@ def _fetch(package: str) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run this module as a command, and return its exit code.  arguments: None for sys.argv."""
     parser = argparse.ArgumentParser(
         prog="python -m rnnt_bench.setup.extensions",
         description="Compile source packages for this Python, unless they are compiled or installed already, and print "

@@ -1,8 +1,8 @@
 """Rewrite CUDA sources as C++ for the CPU, to check the answers of kernels without a GPU.
 
-headers/simulated_cuda.h runs a kernel thread by thread.  For it, the launches of kernels become
-calls, includes of CUDA's headers are removed, and checks that a tensor is on a GPU become checks
-that it is on the CPU.  Kernels stay as they are.
+headers/simulated_cuda.h runs a kernel thread by thread.  For it, launches of kernels become calls,
+and includes of CUDA's headers are removed.  Checks that a tensor is on a GPU become checks that it
+is on the CPU.  Kernels stay as they are.
 """
 
 from __future__ import annotations

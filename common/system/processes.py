@@ -258,6 +258,8 @@ def start_servers(
 class Child:
     """Watch a child process, which appends JSON records to a file; `run` starts it.
 
+    server: forks it; output: the file of records; errors: the file of what it prints.
+
     Attributes that the end of the ``with`` block of `run` sets:
         records: what it wrote
         stderr: its last lines
@@ -437,6 +439,7 @@ class Fork:
         self.code = 0
 
     def __enter__(self) -> Fork:
+        """Fork.  Only the parent returns from here; the fork calls `work` and exits."""
         if not self.possible:
             return self
         self.here, childs_end = Pipe()
@@ -475,6 +478,7 @@ class Fork:
         return None
 
     def __exit__(self, *_: object) -> None:
+        """Kill the fork, wait for its end, and set `code`."""
         if self.child:
             self.here.close()
             os.kill(self.child, signal.SIGKILL)  # if it has ended, its code stays
