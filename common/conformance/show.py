@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rnnt_bench.conformance.outcomes import (
     CRASHES,
@@ -24,7 +25,6 @@ from rnnt_bench.conformance.outcomes import (
     NOT_ASKED,
     PASS,
     REFUSES,
-    RESULTS,
     TIMEOUT,
     Outcome,
     Row,
@@ -45,19 +45,31 @@ from msgspec import Struct, structs
 TOOL, TITLE = "check", "Conformance: which loss is right in which corner"
 #: Files that `check --output` writes: the page of docs/, and the corners that the verdict reads.
 PAGE, CORNERS = "conformance.md", "corners.json"
-#: Class of each result in page.css; Markdown shows those of wrong results in bold.
-MARKS = dict(zip(RESULTS, ("good", "wrong", "refused", "dead", "dead", "quiet", "dead")))
-#: A check mark, a cross, "!", a dagger, an ellipsis, a dash and "?".
-SYMBOLS = dict(zip(RESULTS, "\u2713\u2717!\u2020\u2026\u2013?"))
-#: What each result means.
-LEGEND = {
-    PASS: "as asked",
-    DIFFERS: "a wrong answer without an error",
-    REFUSES: "an error instead of an answer",
-    CRASHES: "its process died, or its CUDA context, which only a new process gets back",
-    TIMEOUT: "no answer in time",
-    NOT_ASKED: "the case does not concern it, or was not asked",
-    ERROR: "this suite failed",
+
+
+class Style(NamedTuple):
+    """Hold how a result is shown.
+
+    Attributes:
+        symbol: in the matrix.
+        mark: its class in page.css; Markdown shows the symbols of "wrong" results in bold.
+        meaning: what the legend says.
+    """
+
+    symbol: str
+    mark: str
+    meaning: str
+
+
+LOST = "its process died, or its CUDA context, which only a new process gets back"
+STYLES: Mapping[str, Style] = {
+    PASS: Style("\u2713", "good", "as asked"),  # a check mark
+    DIFFERS: Style("\u2717", "wrong", "a wrong answer without an error"),  # a cross
+    REFUSES: Style("!", "refused", "an error instead of an answer"),
+    CRASHES: Style("\u2020", "dead", LOST),  # a dagger
+    TIMEOUT: Style("\u2026", "dead", "no answer in time"),  # an ellipsis
+    NOT_ASKED: Style("\u2013", "quiet", "the case does not concern it, or was not asked"),  # a dash
+    ERROR: Style("?", "dead", "this suite failed"),
 }
 #: Results that a user must beware of, the worst first, with the headings of their findings.
 FINDINGS = {
@@ -180,8 +192,9 @@ def _table(kind: str, rows: Sequence[Row], cases: Sequence[Question]) -> Table:
 
 def _cell(outcome: Outcome) -> Cell:
     """Return an outcome as a symbol, with a star if it leaves NaN in the gradient."""
+    style = STYLES[outcome.result]
     star = "*" if leaves_nan(outcome) else ""
-    return Cell(SYMBOLS[outcome.result] + star, mark=MARKS[outcome.result])
+    return Cell(style.symbol + star, mark=style.mark)
 
 
 def _odd_cases(row: Row, cases: Sequence[Question]) -> list[Question]:
@@ -277,7 +290,9 @@ def _legend(matrix: Matrix) -> str:
     """Return the symbols that the tables may show, with what they mean."""
     outcomes = [outcome for row in matrix.judged for outcome in row.cells.values()]
     used = {outcome.result for outcome in outcomes}
-    legend = [f"{SYMBOLS[result]} {words}" for result, words in LEGEND.items() if result in used]
+    legend = [
+        f"{style.symbol} {style.meaning}" for result, style in STYLES.items() if result in used
+    ]
     if any(map(leaves_nan, outcomes)):
         legend.append("* the loss is infinite as asked, the gradient nan")
     return "; ".join(legend)
@@ -365,7 +380,7 @@ def _of_earlier(earlier: Mapping[str, Corners]) -> list[str]:
         for result in FINDINGS:
             titles = [case.title for case in entry.cases(result)]
             if titles:
-                results.append(f"{SYMBOLS[result]} {', '.join(titles)}")
+                results.append(f"{STYLES[result].symbol} {', '.join(titles)}")
         lines.append(f"{name} {entry.version}, {entry.day}: {'; '.join(results) or 'none'}")
     return lines
 

@@ -308,7 +308,9 @@ def ask_hard(context, question: Question) -> str:
     return wrong
 
 
-def run(context, ends: Sequence[tuple[Stop, Mapping[int, Taken]]], rounded: str) -> Iterator[Stop]:
+def run(
+    context, ends: Sequence[tuple[Stop, Mapping[int, Taken]]], overwritten: str
+) -> Iterator[Stop]:
     """Judge the last timed steps of each scope, and yield its ``stop`` record with the errors.
 
     Raises WrongResult after the record of a scope in which the loss is wrong.
@@ -316,14 +318,14 @@ def run(context, ends: Sequence[tuple[Stop, Mapping[int, Taken]]], rounded: str)
     Args:
         context: a subject.Context.
         ends: the record of each scope, with the last timed steps by batch.
-        rounded: names of the weights that the loss has written over.
+        overwritten: names of the weights that the loss has written over, "" if there are none.
     """
     for end, taken in ends:
-        wrong = f"it overwrites {rounded}, which it may only read" if rounded else ""
+        wrong = f"it overwrites {overwritten}, which it may only read" if overwritten else ""
         if taken and not wrong:
             end.loss_error, end.grad_error, wrong = check(context, end.scope, taken)
             end.seed = seed_of(context)
-            if not wrong and end is ends[-1][0]:
+            if not wrong and end is ends[-1][0]:  # a question changes the weights
                 asked = (ask_hard(context, question) for question in hard_questions(context))
                 wrong = next(filter(None, asked), "")
         yield end

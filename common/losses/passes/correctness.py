@@ -262,7 +262,7 @@ def check_at_size(
 
 
 def check_small(context) -> Checked:
-    """Judge small batches, of a row of the same code as another the first alone.
+    """Ask the questions of small batches; of a row of the same code as another the first alone.
 
     A question that fails is asked again in a fork that has asked nothing before.  If the loss is
     right there, the words say that it keeps something.
