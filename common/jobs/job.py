@@ -209,17 +209,18 @@ class Task(Runnable):
         return replace(super().spec(settings, folder), takes=self.takes, leaves=self.leaves)
 
 
-#: What differs in the jobs of a control under FAST_MKL: it is timed in steps, since the loss alone
-#: has no matrix product.
+#: What differs in the jobs of a control under FAST_MKL, a row that is timed again with faster matrix
+#: products: it is timed in steps, since the loss alone has none.
 FAST_MKL_OVERRIDES: Overrides = (("scopes", ("step",)),)
 
 
 def plan(names: Sequence[str], settings: Settings, controls: Collection[str] = ()) -> list[Job]:
     """Return the jobs of a run in their order; the seed shuffles the implementations of each round.
 
-    controls: those of `names` that are only judged and timed."""
+    names: the rows to measure; controls: those of them that are only judged and timed, since they
+    run a loss again under another condition."""
     fast = [name for name in controls if find(name).condition == FAST_MKL]
-    same_as = {name: whole for name in names if (whole := find(name).same_as) in names}
+    same_as = {name: find(name).same_as for name in names if find(name).same_as in names}
 
     def job(name: str, pass_name: str, number: int | None = None) -> Job:
         overrides = FAST_MKL_OVERRIDES if name in fast else ()
@@ -227,16 +228,17 @@ def plan(names: Sequence[str], settings: Settings, controls: Collection[str] = (
 
     jobs: list[Job] = []
     if "correctness" in settings.passes:
-        # A row of the same code as another comes later: it is asked little if the other is right.
+        # Of two rows that run the same code, the second has few questions to answer if the first is
+        # right.
         ordered = sorted(names, key=lambda name: name in same_as)
         jobs += [job(name, "correctness") for name in ordered]
     if "timing" in settings.passes:
-        shuffle = random.Random(settings.seed)
+        generator = random.Random(settings.seed)
         for number in range(1, settings.rounds + 1):
             order = [
                 name for name in names if number <= rounds_of(find(name).kind, settings.rounds)
             ]
-            shuffle.shuffle(order)
+            generator.shuffle(order)
             jobs += [job(name, "timing", number) for name in order]
     others = [name for name in names if name not in controls]
     if "memory" in settings.passes:

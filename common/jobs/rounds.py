@@ -1,5 +1,10 @@
 """Run the jobs of a run of losses in their order: correctness of all comes first, then every loss
-gets the same timing rounds, then the other passes."""
+gets the same timing rounds, then the other passes.
+
+The limits of the device, how fast it reads, writes and multiplies at best, are measured between the
+rounds.  A row under FAST_MKL runs with MKL on its fast path, by a preloaded library
+(core/implementations.py).
+"""
 
 from __future__ import annotations
 
@@ -138,10 +143,10 @@ class Rounds:
             self.end_same_code(job, reason.removeprefix(f"{WRONG_RESULT}: "))
 
     def end_same_code(self, wrong: Job, reason: str) -> None:
-        """End the rows of the same code as a loss that was found wrong: they may not have been asked
-        the question that it failed.
+        """End the rows that run the same code as a loss that was found wrong.  Their own jobs ask
+        fewer questions, and may not find it.
 
-        reason: what is wrong."""
+        wrong: the job that found it; reason: what is wrong."""
         for name, run in self.session.run_of.items():
             if find(name).same_as == wrong.implementation and not run.failed:
                 # A job of another name: a round that was right would hide a later status.

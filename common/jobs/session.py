@@ -1,6 +1,8 @@
 """Carry out jobs, one after the other, keep what they measure, and show how far they are.
 
-However the process of a job ends, its end becomes a status record, and costs only its own row.
+However the process of a job ends, its end becomes a status record, and costs only its own row.  The
+processes are forked by servers: a server is a process that has imported torch, so that no job waits
+for that.
 """
 
 from __future__ import annotations
@@ -85,8 +87,8 @@ class Executor:
     def get_ready(
         self, jobs: Sequence[Job], python_of: Mapping[str, Choice], settings: Settings
     ) -> None:
-        """Start the servers of the jobs of one round at once, so that none is started while another
-        job is timed.  A single server starts with its first job."""
+        """Start the servers of the jobs of one round before the first of them is timed: one for each
+        Python with its environment variables.  A single server starts with its first job."""
         servers: list[tuple[Path, Mapping[str, str]]] = []
         for job in jobs:
             python = python_of[job.implementation].python
