@@ -135,10 +135,8 @@ class Modules:
         rows = []
         for path, module in self.modules.items():
             own = {
-                id(weight): weight
-                for weight in _weights(module)
-                if self._paths.get(id(weight), path) == path
-            }.values()
+                weight for weight in _weights(module) if self._paths.get(id(weight), path) == path
+            }
             rows.append(
                 {
                     "path": path,
@@ -192,7 +190,7 @@ class Modules:
 
 def _joined(path: str, name: str) -> str:
     """Return the path of a module within another; "" is the path of the model."""
-    return f"{path}.{name}" if path and name else path or name
+    return ".".join(filter(None, [path, name]))
 
 
 def _weights(module: torch.nn.Module) -> list[torch.nn.Parameter]:

@@ -154,8 +154,8 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     if arguments.audio and arguments.pseudo_input:
         raise errors.UserError("give --audio or --pseudo-input, not both")
     if not arguments.pseudo_input:
-        words = "is of --pseudo-input; give that, or the size in --input-shape"
-        refuse(parser(), arguments, ("batch_size",), words)
+        reason = "is of --pseudo-input; give that, or the size in --input-shape"
+        refuse(parser(), arguments, ("batch_size",), reason)
     is_table = arguments.format not in ("csv", "json")
     if arguments.depth is None and is_table:
         arguments.depth = DEPTH

@@ -1,5 +1,6 @@
-"""The command `rnnt-bench profile`: from flags to the profile of a training step.  No torch
-here."""
+"""The command `rnnt-bench profile`: from flags to the profile of a training step.
+
+The steps run in a process of their own, since this one has no torch."""
 
 from __future__ import annotations
 
@@ -33,12 +34,12 @@ EXAMPLES = """examples:
   rnnt-bench profile --model recipe.py:Model --arg vocab_size=500 --loss torchaudio --depth 2
 
 Exit code: 0; 1 if the batch does not fit; 2 for bad usage, or if a step fails."""
-#: By kind of device: values of flags that are not given.
+#: Values of the flags that are not given, by kind of device.
 PRESETS: dict[str, dict[str, int]] = {
     "cuda": {"batch_size": 30, "max_frames": 30000, "steps": 20, "warmup": 5, "trace_steps": 2},
     "cpu": {"batch_size": 1, "max_frames": 2000, "steps": 5, "warmup": 1, "trace_steps": 2},
 }
-#: With --preset quick, beside a smaller model.
+#: Their values with --preset quick, which also makes a smaller model.
 QUICK = {"batch_size": 1, "max_frames": 1000, "steps": 2, "warmup": 1, "trace_steps": 1}
 
 
@@ -125,11 +126,10 @@ def parser() -> Parser:
     return result
 
 
-def _add_pairs(group: Any, flag: str, form: str, words: str) -> None:
-    """Add a repeatable flag of pairs of this form; words: its help."""
-    group.add_argument(
-        flag, action="append", default=[], type=flag_types.key_value(form), metavar=form, help=words
-    )
+def _add_pairs(group: Any, flag: str, form: str, help_text: str) -> None:
+    """Add a repeatable flag that takes pairs of a form such as KEY=VALUE."""
+    pair = flag_types.key_value(form)
+    group.add_argument(flag, action="append", default=[], type=pair, metavar=form, help=help_text)
 
 
 def _by_device(key: str) -> str:
@@ -141,9 +141,11 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     """Profile a training step; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
     is_sorted = arguments.sort_utterance
-    key, other = ("max_frames", "batch_size") if is_sorted else ("batch_size", "max_frames")
-    if getattr(arguments, other) is not None:
-        flag = f"--{other.replace('_', '-')} {getattr(arguments, other)}"
+    key, unused = "batch_size", "max_frames"
+    if is_sorted:
+        key, unused = unused, key
+    if getattr(arguments, unused) is not None:
+        flag = f"--{unused.replace('_', '-')} {getattr(arguments, unused)}"
         raise UserError(
             f"{flag}: is of --sort-utterance {str(not is_sorted).lower()}; give that too"
         )
@@ -164,7 +166,7 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
         "rounds": 1,
     }
     resolved = settings.resolve({**values, **size}, device)
-    # Without these, large tensors are mapped anew in each step.
+    # Without these variables, the system maps the memory of large tensors anew in each step.
     reuse = settings.REUSE_VARIABLES if resolved.allocator == "reuse" else {}
     name = f"{key.replace('_', '-')} {size[key]}"
     tasks = [job.Task(name, TOOL, as_written(choice), environment=reuse)]
@@ -175,22 +177,21 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
 
 
 def chosen(arguments: argparse.Namespace) -> Choice:
-    """Return the model and the steps that flags choose.  Raises UserError."""
+    """Return what to profile, and how, as the flags choose it.  Raises UserError."""
     config = str(arguments.config or "")
-    named = config if config == ICEFALL else ""
     changes = arguments.size
     if arguments.preset and not (arguments.model or config or changes):
         changes = [("layers", "2")]
-    if named and arguments.model:
-        raise UserError(f"--config {named}: is a model, as --model is; give one of them")
+    if config == ICEFALL and arguments.model:
+        raise UserError(f"--config {config}: is a model, as --model is; give one of them")
     if arguments.arg and not arguments.model:
         raise UserError(
             "--arg: is an argument of --model; give that too, or --size for the Conformer transducer"
         )
     row = loss_here(arguments.loss, "--loss")
     if row.kind != "pruned":
-        words = f"is for a pruned loss; {row.name} is none"
-        refuse(parser(), arguments, ("prune_range",), words)
+        reason = f"is for a pruned loss; {row.name} is none"
+        refuse(parser(), arguments, ("prune_range",), reason)
     values = {}
     for key, value in arguments.arg:
         parsed = configuration.parsed(value, f"--arg {key}")
@@ -199,7 +200,7 @@ def chosen(arguments: argparse.Namespace) -> Choice:
         sizes=read_sizes(config, changes, "--size"),
         loss=arguments.loss,
         model=configuration.python_name(arguments.model, Path()) if arguments.model else "",
-        config=named,
+        config=ICEFALL if config == ICEFALL else "",
         arguments=values,
         labels=text.gathered(arguments.label),
         depth=arguments.depth,
