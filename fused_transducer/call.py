@@ -1,7 +1,7 @@
-"""The arguments of one call as the backends take them, and which backend that is.
+"""The arguments of one call as the backends take them, their checks, and the choice of a backend.
 
-Backends are "native" (C++, CPU), "triton" (CUDA) and "torch" (PyTorch alone, any device): modules
-with `rows`, `forward` and `backward` (see `plain`).  All give the same numbers.
+Backends are "native" (C++, CPU), "triton" (CUDA) and "torch" (PyTorch alone, any device). They are
+modules with the functions that `plain` describes, and all give the same numbers.
 """
 
 from __future__ import annotations
@@ -20,23 +20,32 @@ import torch
 from fused_transducer import windows
 from fused_transducer.lattices import TOPOLOGIES, Lattice, check_number, check_topology, lattice_of
 
-#: By number as in csrc/activations.h and kernels.py; leaky_relu's slope is 0.01.
+#: The number of an activation is its place here, in csrc/activations.h and in kernels.py; the slope
+#: of leaky_relu is 0.01.
 ACTIVATIONS = ("none", "tanh", "relu", "sigmoid", "leaky_relu", "silu", "gelu", "selu", "hardtanh")
-#: What becomes of an utterance whose loss is not finite.
+#: What may be done with an utterance whose loss is not finite.
 NONFINITE = ("keep", "raise", "skip")
 
-#: Numbers of cells and their bytes are counted in 64 bits.
+#: Most cells of a padded batch, since cells and their bytes are counted in 64 bits.
 MOST_CELLS = 2**48
 
 
 @dataclass(frozen=True)
 class Call:
-    """encoder_out (N, T, H), decoder_out (M, U+1, H), weight (V, H), bias (V) or None: of one
-    floating dtype; targets (M, U), T_lengths (N), U_lengths (M): integers.  Row m of the M is of
-    utterance utterance_of[m] of the N; where that is None, the rows are the utterances.  V is the
-    number of all outputs: of the symbols, and of the further columns of the lattice.  tile_cells: 0
-    for the backend's own choice.  seed: an int64 number on their device, for dropout; None without.
-    window (M, U, 2): integers, the first and last frame of each label; None without."""
+    """Hold the tensors and options of one call, which are those of `transducer_loss`.
+
+    A row is one target sequence: there are M rows for N utterances, and V outputs.
+
+    Attributes:
+        encoder_out (N, T, H), decoder_out (M, U+1, H), weight (V, H), bias (V) or None: of one
+            floating dtype
+        targets (M, U), T_lengths (N), U_lengths (M): integers
+        utterance_of (M): the utterance of each row; None where the rows are the utterances
+        seed: an int64 number on their device for dropout; None without dropout
+        window (M, U, 2): integers, the first and last frame of each label; None without a window
+        tile_cells: 0 for the backend's own choice
+        durations: one for each output behind those of the symbols
+    """
 
     encoder_out: torch.Tensor
     decoder_out: torch.Tensor
@@ -63,15 +72,12 @@ class Call:
 
     @classmethod
     def of(cls, tensors: Sequence[Optional[torch.Tensor]], options: Sequence[float]) -> Call:
-        """Return the call of the tensors, the seed and the window last, and of what `packed` made
-        of its options."""
+        """Return the call of tensors in the order of TENSORS, and of options from `packed`."""
         named: Dict[str, Any] = dict(zip(OPTIONS, options))
-        named.update({name: int(named[name]) for name in ("blank", "tile_cells")})
-        of_tables = (
-            ACTIVATIONS[int(named.pop("activation"))],
-            TOPOLOGIES[int(named.pop("topology"))],
-        )
-        named.update(zip(("activation", "topology"), of_tables))
+        named["blank"] = int(named["blank"])
+        named["tile_cells"] = int(named["tile_cells"])
+        named["activation"] = ACTIVATIONS[int(named["activation"])]
+        named["topology"] = TOPOLOGIES[int(named["topology"])]
         return cls(*tensors, **named, durations=tuple(map(int, options[len(OPTIONS) :])))
 
     @property
@@ -80,49 +86,52 @@ class Call:
 
     @property
     def frames(self) -> torch.Tensor:
-        """Return the number of frames (M,) of each row."""
+        """Return the number of frames of each row, (M,)."""
         if self.utterance_of is None:
             return self.T_lengths
         return self.T_lengths[self.utterance_of.to(self.T_lengths.device).long()]
 
     @cached_property
     def band(self) -> torch.Tensor:
-        """Return the first and last frame (M, U+1, 2) int64 of each state, of a call with a
+        """Return the first and last frame of each state, (M, U+1, 2) int64, for a call with a
         window."""
         lengths = (x.to(self.device).long() for x in (self.frames, self.U_lengths))
         return windows.band_of(self.window, *lengths, self.T)
 
     def cells(self) -> torch.Tensor:
-        """Return the number (M,) of cells of each row."""
+        """Return the number of cells of each row, (M,)."""
         if self.window is None:
             return self.frames.long() * (self.U_lengths.long() + 1)
         return (self.band[..., 1] - self.band[..., 0] + 1).sum(1)
 
     @property
     def drop_below(self) -> int:
-        """Return the limit below which a 32-bit hash drops an activation; 0 without dropout."""
+        """Return the number below which the 32-bit hash of an activation means that it is dropped;
+        0 without dropout."""
         return 0 if self.seed is None else min(round(self.dropout * 2**32), 2**32 - 1)
 
-    #: What the activations that dropout keeps are multiplied with.
+    #: The factor of the activations that dropout keeps.
     keep_scale = property(lambda self: 1 / (1 - self.dropout))
     M = property(lambda self: self.decoder_out.shape[0])
     T = property(lambda self: self.encoder_out.shape[1])
     U1 = property(lambda self: self.decoder_out.shape[1])
     H = property(lambda self: self.encoder_out.shape[2])
     V = property(lambda self: self.weight.shape[0])
-    #: The number of symbols, whose columns are the first.
+    #: The number of symbols, which are the first outputs.
     symbols = property(lambda self: self.V - len(self.durations))
     device = property(lambda self: self.encoder_out.device)
 
 
 _FIELDS = [field.name for field in fields(Call)]
-#: The tensors of a Call, and its options in their order, but durations, which are the last.
-TENSORS, OPTIONS = _FIELDS[: _FIELDS.index("blank")], _FIELDS[_FIELDS.index("blank") : -1]
+#: The tensors of a Call, in their order.
+TENSORS = _FIELDS[: _FIELDS.index("blank")]
+#: The options of a Call, in their order, except for durations, which are the last.
+OPTIONS = _FIELDS[_FIELDS.index("blank") : -1]
 
 
 def packed(durations: Sequence[int] = (), **options: Any) -> List[float]:
-    """Return options that were checked as one list of numbers, which an operator of PyTorch takes
-    as one argument."""
+    """Return the options of a Call as one list of numbers, which operators of PyTorch take as one
+    argument: OPTIONS, then the durations. What is not given or None gets its default."""
     values = {"negligible": 0.0, "topology": "regular", "activation": "tanh", **options}
     values["activation"] = ACTIVATIONS.index(values["activation"])
     values["topology"] = TOPOLOGIES.index(values["topology"])
@@ -131,13 +140,13 @@ def packed(durations: Sequence[int] = (), **options: Any) -> List[float]:
 
 
 def accumulated(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which inputs of `dtype` are computed."""
+    """Return the dtype of sums for inputs of `dtype`: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def check_lengths(call: Call) -> None:
-    """Raise ValueError, with the utterance or row, for lengths and utterances outside their
-    tensors.  On a GPU this waits for the stream."""
+    """Raise ValueError for a length or utterance number that is outside its tensor; the message
+    names the utterance or row.  On a GPU this waits for the stream."""
     for n, T in enumerate(call.T_lengths.tolist()):
         if not 1 <= T <= call.T:
             raise ValueError(
@@ -149,7 +158,9 @@ def check_lengths(call: Call) -> None:
                 f"{_row(call, m)}: U_lengths is {U}; decoder_out has states for 0 to {call.U1 - 1}"
             )
     N = len(call.encoder_out)
-    for m, n in enumerate([] if call.utterance_of is None else call.utterance_of.tolist()):
+    if call.utterance_of is None:
+        return
+    for m, n in enumerate(call.utterance_of.tolist()):
         if not 0 <= n < N:
             raise ValueError(
                 f"row {m}: utterance_of is {n}; encoder_out has the utterances 0 to {N - 1}"
@@ -157,21 +168,24 @@ def check_lengths(call: Call) -> None:
 
 
 def _row(call: Call, m: int) -> str:
-    """Return what a message calls row m."""
+    """Return the name of row m in a message: "utterance 3", or "row 3" where an utterance may have
+    several."""
     return f"{'utterance' if call.utterance_of is None else 'row'} {m}"
 
 
 def _wrong_targets(call: Call) -> torch.Tensor:
-    valid = torch.arange(call.U1 - 1, device=call.device) < call.U_lengths.to(
-        call.device
-    ).unsqueeze(1)
-    return valid & ((call.targets < 0) | (call.targets >= call.symbols))
+    """Return whether each target (M, U) is within its row's length and is no symbol."""
+    lengths = call.U_lengths.to(call.device).unsqueeze(1)
+    is_target = torch.arange(call.U1 - 1, device=call.device) < lengths
+    return is_target & ((call.targets < 0) | (call.targets >= call.symbols))
 
 
 def any_outside(call: Call) -> torch.Tensor:
-    """Return whether a length, a target or an utterance is outside its tensor, or a window without
-    a path, as one number on the call's device: to be asked with one wait for a GPU instead of
-    five."""
+    """Return one bool on the call's device: whether any length, target or utterance number is out of
+    range, or any window leaves no path.
+
+    To ask it, the host waits once for a GPU; to ask each by itself, it would wait five times.
+    """
     ranges = [(call.T_lengths, 1, call.T), (call.U_lengths, 0, call.U1 - 1)]
     if call.utterance_of is not None:
         ranges.append((call.utterance_of, 0, len(call.encoder_out) - 1))
@@ -185,6 +199,7 @@ def any_outside(call: Call) -> torch.Tensor:
 
 
 def _frames_of_labels(call: Call) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return the earliest and the latest frame (M, U) of each label, see `windows`."""
     lengths = (x.to(call.device).long() for x in (call.frames, call.U_lengths))
     return windows.frames_of_labels(
         call.window, *lengths, call.lattice.label_step, call.lattice.label_ends
@@ -192,8 +207,7 @@ def _frames_of_labels(call: Call) -> Tuple[torch.Tensor, torch.Tensor]:
 
 
 def _warn_of_windows(call: Call) -> None:
-    """Warn of each row whose window leaves no path, with the first label that cannot be emitted in
-    time."""
+    """Warn of each row whose window leaves no path, and name the first label that has no frame."""
     earliest, latest = _frames_of_labels(call)
     blocked = earliest > latest
     for m in blocked.any(1).nonzero().flatten().tolist():
@@ -206,10 +220,10 @@ def _warn_of_windows(call: Call) -> None:
 
 
 def check_values(call: Call) -> None:
-    """Raise ValueError, with the utterance or row, for lengths, targets and utterances outside
-    their tensors; warn of windows without a path.
+    """Raise ValueError for a length, target or utterance number that is out of range; warn of
+    windows that leave no path.
 
-    On a GPU this waits for the stream; while a CUDA graph is captured, which cannot wait, nothing
+    On a GPU this waits for the stream. While a CUDA graph is captured, which cannot wait, nothing
     is checked.
     """
     if call.device.type == "cuda" and (
@@ -217,7 +231,7 @@ def check_values(call: Call) -> None:
     ):
         return
     check_lengths(call)
-    for m, u in _wrong_targets(call).nonzero()[:1].tolist():
+    for m, u in _wrong_targets(call).nonzero()[:1].tolist():  # the first one, if any
         raise ValueError(
             f"{_row(call, m)}: target {u} is {int(call.targets[m, u])}; the {call.symbols} symbols are 0 to "
             f"{call.symbols - 1}"
@@ -227,8 +241,8 @@ def check_values(call: Call) -> None:
 
 
 def check_tensors(**tensors: Any) -> None:
-    """Raise ValueError for arguments that are not dense tensors; of these, only bias and
-    utterance_of may be None."""
+    """Raise ValueError for an argument that is no dense tensor; only bias and utterance_of may be
+    None."""
     first = tensors.get("encoder_out")
     if isinstance(first, torch.Tensor) and first.dim() == 4:
         raise ValueError(
@@ -264,10 +278,9 @@ def check_shapes(
     targets: torch.Tensor, T_lengths: torch.Tensor, U_lengths: torch.Tensor,
     utterance_of: Optional[torch.Tensor] = None, window: Optional[torch.Tensor] = None,
 ) -> None:  # fmt: skip
-    """Raise ValueError for what a look at shapes, dtypes and devices shows.
+    """Raise ValueError for shapes, dtypes and devices that do not fit together, or are not taken.
 
-    The batch has N rows of encoder_out and M of decoder_out and targets; N = M without
-    utterance_of (M,).
+    Values are not looked at (see `check_values`).
     """
     for name, tensor, dimensions in (
         ("encoder_out", encoder_out, "(N, T, H)"),
@@ -278,11 +291,9 @@ def check_shapes(
         if tensor.dim() != len(dimensions.split(",")):
             raise ValueError(f"{name} must be {dimensions}; it has the shape {tuple(tensor.shape)}")
     N, T, H = encoder_out.shape
-    M, U1, V = (
-        N if utterance_of is None else len(utterance_of),
-        decoder_out.shape[1],
-        weight.shape[0],
-    )
+    M = N if utterance_of is None else len(utterance_of)
+    U1 = decoder_out.shape[1]
+    V = weight.shape[0]
     if N == 0 or M == 0:
         raise ValueError(
             f"{'utterance_of' if N else 'encoder_out'} has no utterance: the batch is empty"
@@ -323,9 +334,8 @@ def check_shapes(
             raise ValueError(
                 f"{name} is {tensor.dtype}, but encoder_out is {dtype}: give one dtype"
             )
-        if tensor.device != device and not (
-            name.endswith(("lengths", "_of")) and tensor.device.type == "cpu"
-        ):
+        may_be_on_cpu = name in ("T_lengths", "U_lengths", "utterance_of")
+        if tensor.device != device and not (may_be_on_cpu and tensor.device.type == "cpu"):
             raise ValueError(f"{name} is on {tensor.device}, but encoder_out is on {device}")
 
 
@@ -336,8 +346,10 @@ def check_options(
     label_smoothing: Any = 0.0, keep_bytes: Any = None, topology: Any = "regular", durations: Any = (),
     sigma: Any = 0.0, clamp: Any = 0.0, backend: Any = None,
 ) -> None:  # fmt: skip
-    """Raise ValueError for options of another type or outside their range; V: the number of
-    outputs."""
+    """Raise ValueError for an option of a wrong type or out of its range.
+
+    V: the number of all outputs, those of durations included. The others: as of `transducer_loss`.
+    """
     check_topology(topology, durations, sigma, label_smoothing)
     symbols = V - len(durations)
     if symbols < 1:
@@ -356,25 +368,22 @@ def check_options(
         raise ValueError(
             f"blank must be 0 or more; it is {blank}, which elsewhere means blank={symbols + int(blank)}"
         )
-    for number in (
-        ("blank", blank, Integral, 0, symbols),
-        ("tile_cells", tile_cells or 0, Integral, 0, 2**63),
-        ("keep_bytes", keep_bytes or 0, Integral, 0, 2**63),
-        ("fastemit_lambda", fastemit_lambda, Real, 0),
-        ("negligible", negligible, Real, 0),
-        ("delay_penalty", delay_penalty, Real, 0),
-        ("clamp", clamp, Real),
-        ("dropout", dropout, Real, 0, 1),
-        ("label_smoothing", label_smoothing, Real, 0, 1),
-    ):
-        check_number(*number)
+    check_number("blank", blank, Integral, 0, symbols)
+    check_number("tile_cells", tile_cells or 0, Integral, 0, 2**63)
+    check_number("keep_bytes", keep_bytes or 0, Integral, 0, 2**63)
+    check_number("fastemit_lambda", fastemit_lambda, Real, 0)
+    check_number("negligible", negligible, Real, 0)
+    check_number("delay_penalty", delay_penalty, Real, 0)
+    check_number("clamp", clamp, Real)
+    check_number("dropout", dropout, Real, 0, 1)
+    check_number("label_smoothing", label_smoothing, Real, 0, 1)
 
 
-#: Backend -> its module, and whether it stores cells of utterances only (else of the padding too).
+#: Backend -> its module.
 MODULES = {"native": "native", "triton": "triton_backend", "torch": "plain"}
+#: Backend -> whether it has no numbers for cells of the padding.
 PACKED = {"native": True, "triton": False, "torch": False}
-#: Backends that keep logits for backward -> bytes into which those of all cells must fit, unless
-#: the call says more.
+#: Backend that keeps logits for backward -> its default of keep_bytes.
 KEPT_BYTES = {"native": 2**24}
 
 
@@ -392,10 +401,10 @@ def _warn_of_torch(reason: str) -> None:
 def backend_of(
     device: Union[str, torch.device], dtype: torch.dtype, wanted: Optional[str] = None
 ) -> str:
-    """Return the backend for tensors of a device ("cpu", "cuda:1", ...) and dtype.
+    """Return the name of the backend for tensors of a device ("cpu", "cuda:1", ...) and dtype.
 
-    wanted: one of MODULES, or None: that of the environment variable FUSED_TRANSDUCER_BACKEND, or
-    else the fastest that is available.  Raises ValueError for one that is not.
+    wanted: a name of MODULES. None is what the environment variable FUSED_TRANSDUCER_BACKEND names;
+    without it, the fastest backend that is available. Raises ValueError if a wanted one is not.
     """
     wanted = wanted or os.environ.get("FUSED_TRANSDUCER_BACKEND") or None
     check_options(1, backend=wanted)
@@ -411,6 +420,5 @@ def backend_of(
     return "torch"
 
 
-# what torch.compiler.assume_constant_result does, which imports all of torch._dynamo and sympy for
-# it
+# torch.compiler.assume_constant_result does this too, but imports all of torch._dynamo and sympy.
 backend_of._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Which utterances have a loss that is not finite, and what made it so."""
+"""Find the utterances whose loss is not finite, and the input that made it so."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from torch import Tensor
 
 
 def not_finite(losses: Tensor, weights: Optional[Tensor]) -> Tensor:
-    """Return whether the loss of each row (M,) is inf or NaN; never of one that a weight of 0
-    leaves out."""
+    """Return whether the loss of each row (M,) is inf or NaN and counts: its weight is not 0."""
     wrong = ~losses.detach().isfinite()
     return wrong if weights is None else wrong & (weights != 0)
 
 
 def check_finite(losses: Tensor, wrong: Tensor, tensors: Sequence[Any], blank: int) -> None:
-    """Raise ValueError that names the first row that is `wrong` (M,), its T and U, and where its
-    inputs are not finite.
+    """Raise ValueError if the loss of a row is not finite. The message names the first such row, its
+    T and U, and where its inputs are not finite.
 
-    tensors: those of a Call, from encoder_out to utterance_of.  On a GPU this waits for the stream;
-    while a CUDA graph is captured, which cannot wait, nothing is checked.
+    On a GPU this waits for the stream. While a CUDA graph is captured, which cannot wait, nothing
+    is checked.
+
+    Args
+        losses (M,): the losses
+        wrong (M,): what `not_finite` returned
+        tensors: the tensors of a Call, from encoder_out to utterance_of
+        blank: the number of the blank
     """
     if wrong.is_cuda and torch.cuda.is_current_stream_capturing():
         return
@@ -28,17 +33,17 @@ def check_finite(losses: Tensor, wrong: Tensor, tensors: Sequence[Any], blank: i
     for m in wrong.nonzero().flatten().tolist()[:1]:
         n = m if utterance_of is None else int(utterance_of[m])
         T, U = int(T_lengths[n]), int(U_lengths[m])
-        of_row = encoder_out[n, :T], decoder_out[m, : U + 1], weight, bias
-        sides = list(_places(*of_row, {blank, *targets[m, :U].tolist()}))
-        if not sides and losses[m] == float("inf"):
-            sides = ["its inputs are finite, and no path has a probability above 0"]
-        what = (
-            ", ".join(sides)
-            or f"its inputs are finite, and their sum is not, in {str(weight.dtype)[6:]}"
-        )
+        symbols = {blank, *targets[m, :U].tolist()}
+        places = _places(encoder_out[n, :T], decoder_out[m, : U + 1], weight, bias, symbols)
+        reason = ", ".join(places)
+        if not reason and losses[m] == float("inf"):
+            reason = "its inputs are finite, and no path has a probability above 0"
+        elif not reason:
+            dtype = str(weight.dtype)[len("torch.") :]
+            reason = f"its inputs are finite, and their sum is not, in {dtype}"
         row = "" if utterance_of is None else f"row {m}, of "
         raise ValueError(
-            f"{row}utterance {n} (T {T}, U {U}) has a loss of {losses[m].item()}: {what}"
+            f"{row}utterance {n} (T {T}, U {U}) has a loss of {losses[m].item()}: {reason}"
         )
 
 
@@ -49,9 +54,11 @@ def _places(
     bias: Optional[Tensor],
     symbols: Set[int],
 ) -> Iterator[str]:
-    """Yield, of each tensor of one row's loss, where its first number is that is not finite.
+    """Yield where each input of one row has its first number that is not finite, as
+    "encoder_out at frame 3 is nan".
 
-    A bias of -inf takes a symbol away, which harms only those who have it among their `symbols`."""
+    A bias of -inf takes a symbol out of the softmax. It is wrong only for the row's own `symbols`.
+    """
     wrong = [(x, ~x.detach().isfinite()) for x in (encoder_out, decoder_out, weight)]
     if bias is not None:
         harmless = bias.detach() == -float("inf")

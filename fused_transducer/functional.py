@@ -1,5 +1,5 @@
-"""`transducer_loss` and `align`: joiner and transducer loss, or its best path, in one function;
-`seconds` of frames."""
+"""The functions of the package: `transducer_loss` computes joiner and loss at once, `align` finds
+the best path, and `seconds` turns its frames into times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from fused_transducer import finite, operators, plain
 from fused_transducer.call import (
     KEPT_BYTES,
-    PACKED,
     Call,
     accumulated,
     backend_of,
@@ -151,7 +150,7 @@ def transducer_loss(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, output, utterance_of
     )
     encoder_out, decoder_out, weight = tensors[:3]
-    T, (M, U1, _), V = encoder_out.shape[1], decoder_out.shape, weight.shape[0]
+    M, U1 = decoder_out.shape[:2]
     device, dtype = encoder_out.device, encoder_out.dtype
     options = {
         "blank": blank, "activation": activation, "fastemit_lambda": fastemit_lambda, "negligible": negligible,
@@ -159,7 +158,9 @@ def transducer_loss(
         "label_smoothing": label_smoothing, "clamp": clamp,
         "topology": topology, "durations": durations, "sigma": sigma,
     }  # fmt: skip
-    check_options(V, reduction=reduction, keep_bytes=keep_bytes, nonfinite=nonfinite, **options)
+    check_options(
+        len(weight), reduction=reduction, keep_bytes=keep_bytes, nonfinite=nonfinite, **options
+    )
     if return_skipped and nonfinite != "skip":
         raise ValueError(
             f"return_skipped: only nonfinite='skip' leaves utterances out; it is {nonfinite!r}"
@@ -175,41 +176,26 @@ def transducer_loss(
         check_tensors(window=window)
         check_shapes(*tensors, window)
     if utterance_weights is not None:
-        _check_beside("utterance_weights", utterance_weights, (M,), device)
+        _check_shape("utterance_weights", utterance_weights, (M,), device)
     if reference_frames is not None:
-        _check_beside("reference_frames", reference_frames, (M, U1 - 1), device)
+        _check_shape("reference_frames", reference_frames, (M, U1 - 1), device)
     backend = backend_of(device, dtype, backend)
     gradient = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in tensors[:4]
     )
-    gradient = gradient or return_posteriors or return_delay
+    gradient = gradient or return_posteriors or return_delay  # these are read from the posteriors
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
     seed = _seed(dropout_seed, device) if dropout else None
     tensors = (*tensors, seed, window)
     if not in_graph:
-        # numpy and .data can change these before backward, and autograd would not see it
+        # autograd does not notice if numpy or .data changes integers before backward
         tensors = (*tensors[:4], *(x if x is None else x.clone() for x in tensors[4:]))
-    call = Call.of(tensors, packed(**options))
-    cells = M * T * U1
-    kept_cells = 0
-    if gradient and backend in KEPT_BYTES:
-        default = 0 if in_graph else KEPT_BYTES[backend]
-        kept_cells = (default if keep_bytes is None else keep_bytes) // (
-            V * accumulated(dtype).itemsize
-        )
-    if not in_graph:
-        try:  # lengths that are wrong are refused where the values are checked
-            cells = min(max(module_of(backend).room(call), 0), cells)
-        # meta and fake tensors, vmap: the lengths have no values
-        except (RuntimeError, IndexError):
-            pass
-    if PACKED[backend] and not in_graph:
-        # of a larger batch fewer, then none: so none takes much longer than a smaller one
-        if keep_bytes is None:
-            kept_cells -= max(0, cells - kept_cells)
-        kept_cells = max(0, min(kept_cells, cells))
+    numbers = packed(**options)
+    call = Call.of(tensors, numbers)
+    cells = _room(call, backend, in_graph)
+    kept_cells = _kept_cells(call, backend, cells, keep_bytes, in_graph) if gradient else 0
     losses_of = operators.losses if in_graph else operators.Losses.apply
-    losses, arcs, _ = losses_of(*tensors, packed(**options), backend, gradient, cells, kept_cells)
+    losses, arcs, _ = losses_of(*tensors, numbers, backend, gradient, cells, kept_cells)
     if zero_infinity:
         losses = losses.masked_fill(losses == float("inf"), 0)
     if nonfinite != "keep":
@@ -220,17 +206,18 @@ def transducer_loss(
         weights = torch.ones_like(losses) if utterance_weights is None else utterance_weights
         utterance_weights = weights.masked_fill(wrong, 0)
     loss = _reduced(losses, reduction, utterance_weights).to(accumulated(dtype))
-    extra: Tuple[Tensor, ...] = ()
+    results = [loss]
     if return_posteriors or return_delay:
-        posteriors = plain.of_cells(call, arcs, backend, 0.0)
+        posteriors = plain.parts_of_cells(call, arcs, backend, 0.0)
         if fastemit_lambda:
             posteriors[..., 1] /= 1 + fastemit_lambda
-        extra += (posteriors,) if return_posteriors else ()
-        extra += (
-            (plain.mean_delay(posteriors[:, :, :-1, 1], reference_frames),) if return_delay else ()
-        )
-    extra += (wrong,) if return_skipped else ()
-    return (loss, *extra) if extra else loss
+        if return_posteriors:
+            results.append(posteriors)
+        if return_delay:
+            results.append(plain.mean_delay(posteriors[:, :, :-1, 1], reference_frames))
+    if return_skipped:
+        results.append(wrong)
+    return tuple(results) if len(results) > 1 else loss
 
 
 def align(
@@ -262,27 +249,26 @@ def align(
     call = Call.of((*tensors, None, None), packed(**options))
     with torch.no_grad():
         lengths = [x.to(call.device) for x in tensors[5:7]]
-        parts = plain.of_cells(
-            call, operators.log_probabilities(call, backend), backend, -torch.inf
-        ).double()
+        arcs = operators.log_probabilities(call, backend)
+        parts = plain.parts_of_cells(call, arcs, backend, -torch.inf).double()
         frames, scores = plain.best(parts, *lengths, call.lattice)
         if confidence_span is None:
             return frames, scores
-        return (
-            frames,
-            scores,
-            plain.confidences(parts, *lengths, call.lattice, frames, int(confidence_span)),
-        )
+        span = int(confidence_span)
+        confidences = plain.confidences(parts, *lengths, call.lattice, frames, span)
+        return frames, scores, confidences
 
 
 def seconds(frames: Tensor, frame_shift: float, subsampling: int) -> Tensor:
-    """Return when frames begin, in seconds, float64; NaN for those below 0, as `align` has for no
-    frame.
+    """Return the time at which each frame begins, in seconds, float64. It is NaN for a negative
+    frame, which `align` returns where there is none.
 
-    frames: integers, of encoder_out; frame_shift: seconds from one frame of the features to the
-      next (0.01, say);
-    subsampling: frames of the features for each of encoder_out (4 or 8, say).  Raises ValueError
-    for other values.
+    Args
+        frames: integers, numbers of frames of encoder_out, of any shape
+        frame_shift: seconds from one frame of the features to the next, such as 0.01
+        subsampling: frames of the features for each frame of encoder_out, such as 4 or 8
+
+    Raises ValueError for other values.
     """
     check_tensors(frames=frames)
     if frames.is_floating_point():
@@ -297,8 +283,8 @@ def _inputs(
     targets: Optional[Tensor], T_lengths: Optional[Tensor], U_lengths: Optional[Tensor], output: Optional[nn.Linear],
     utterance_of: Optional[Tensor] = None,
 ) -> Tuple[Any, ...]:  # fmt: skip
-    """Return the tensors of a call, cast under autocast.  Raises ValueError for what does not fit
-    together."""
+    """Return the tensors of a call from encoder_out to utterance_of, with the floating ones in one
+    dtype under autocast. Raises ValueError where they do not fit together."""
     if output is not None:
         if weight is not None or bias is not None:
             raise ValueError("output: give either the layer, or weight and bias")
@@ -319,8 +305,42 @@ def _inputs(
     return tensors
 
 
-def _check_beside(name: str, tensor: Any, shape: Tuple[int, ...], device: torch.device) -> None:
-    """Raise ValueError for what is no tensor of this shape on the device of the inputs."""
+def _room(call: Call, backend: str, in_graph: bool) -> int:
+    """Return the number of cells for which forward leaves numbers to backward: what the backend
+    asks for, or all cells of the padded batch where lengths have no values."""
+    every_cell = call.M * call.T * call.U1
+    if in_graph:
+        return every_cell
+    try:
+        room = module_of(backend).room(call)
+    except (RuntimeError, IndexError):  # meta and fake tensors, vmap
+        return every_cell
+    return min(max(room, 0), every_cell)  # wrong lengths are refused where values are checked
+
+
+def _kept_cells(
+    call: Call, backend: str, cells: int, keep_bytes: Optional[int], in_graph: bool
+) -> int:
+    """Return the number of cells, of `cells`, whose logits forward keeps for backward.
+
+    keep_bytes: memory for these logits; None for the default of `transducer_loss`.
+    """
+    if backend not in KEPT_BYTES:
+        return 0
+    default = 0 if in_graph else KEPT_BYTES[backend]
+    room_bytes = default if keep_bytes is None else keep_bytes
+    fitting = room_bytes // (call.V * accumulated(call.encoder_out.dtype).itemsize)
+    if in_graph:
+        return fitting
+    if keep_bytes is None:
+        # each cell too many also takes the place of one that fits, so that the time of a batch
+        # grows with its size and does not jump
+        fitting -= max(0, cells - fitting)
+    return max(0, min(fitting, cells))
+
+
+def _check_shape(name: str, tensor: Any, shape: Tuple[int, ...], device: torch.device) -> None:
+    """Raise ValueError if an argument is no tensor of this shape on this device."""
     check_tensors(**{name: tensor})
     if tuple(tensor.shape) != shape or tensor.device != device:
         raise ValueError(
@@ -330,6 +350,8 @@ def _check_beside(name: str, tensor: Any, shape: Tuple[int, ...], device: torch.
 
 
 def _reduced(losses: Tensor, reduction: str, weights: Optional[Tensor]) -> Tensor:
+    """Return the losses (M,) times their weights (M,), which may be None: reduced to one number by
+    "sum" or "mean", or all of them by "none"."""
     if weights is not None:
         losses = losses.masked_fill(weights == 0, 0) * weights
     if reduction != "mean":
@@ -341,8 +363,8 @@ def _reduced(losses: Tensor, reduction: str, weights: Optional[Tensor]) -> Tenso
 
 
 def _seed(seed: Union[int, Tensor, None], device: torch.device) -> Tensor:
-    """Return the seed of dropout, an int64 number on `device`: that of the user, or else one of
-    torch's generator."""
+    """Return the seed of dropout as an int64 number on `device`; None is drawn from torch's
+    generator."""
     if seed is None:
         return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
     if isinstance(seed, Tensor):

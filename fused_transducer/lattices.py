@@ -1,10 +1,10 @@
 """The lattices of the transducer family: the arcs that leave a cell (t, u), and the outputs that
 they take.
 
-A *part* of a cell is one log-probability of its outputs: part 0 of the blank, part 1 of the next
-target, the others of the further columns of the output layer (durations, or longer blanks), in
-their order.  An arc's log-weight is a sum of parts, and a constant.  The backends store the parts,
-walk the arcs, and leave the posterior of each part.
+A *part* of a cell is the log-probability of one output. Part 0 is of the blank, part 1 of the next
+target. The others are of the further columns of the output layer (durations, or longer blanks), in
+their order. The log-weight of an arc is a sum of parts and a constant. The backends store the parts,
+walk along the arcs, and replace each part by its posterior.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any, NamedTuple, Tuple
 
-#: Names as `topology` takes them; the number of one is its place (csrc/problem.h).
+#: The names that the option `topology` takes; the number of each is its place.
 TOPOLOGIES = (
     "regular",
     "modified",
@@ -25,24 +25,30 @@ TOPOLOGIES = (
     "multi-blank",
     "hat",
 )
-#: Those whose output layer has further columns, one for each of `durations`.
+#: Topologies whose output layer has further columns, one for each of `durations`.
 WITH_DURATIONS = ("tdt", "multi-blank")
-#: Those whose arcs are those of "regular": to (t+1, u) by blank and to (t, u+1) by the label.
+#: Topologies with the usual arcs: to (t+1, u) by the blank and to (t, u+1) by the label.
 REGULAR_ARCS = ("regular", "hat")
-#: Those of one softmax over the symbols, whose labels can be smoothed.
+#: Topologies with one softmax over the symbols, whose labels can be smoothed.
 SMOOTHABLE = ("regular", "modified", "modified-last-blank", "constrained")
-#: Those where an arc of a blank and one of a label share a part.
+#: Topologies in which an arc of a blank and an arc of a label share a part.
 MIXED = ("tdt", "constrained")
-#: Those whose outputs are not all in one softmax -> the number of their kind in csrc/problem.h and
+#: Topology whose outputs are not all in one softmax -> the number of its kind in csrc/problem.h and
 #: kernels.py.
 NORMALISERS = {"tdt": 1, "hat": 2}
-#: Most frames that an arc goes ahead.
+#: Most frames that an arc may go ahead.
 LONGEST = 2**15
 
 
 class Arc(NamedTuple):
-    """An arc from every cell: dt frames and du targets ahead.  In its log-weight are these parts of
-    the cell, the constant `weight`, and with then_blank also the blank of cell (t, u+1)."""
+    """Describe an arc that leaves every cell.
+
+    Attributes:
+        dt, du: frames and targets that it goes ahead
+        parts: parts of the cell that are in its log-weight
+        weight: a constant in its log-weight
+        then_blank: whether the blank of the cell (t, u+1) is in its log-weight too
+    """
 
     dt: int
     du: int
@@ -53,8 +59,13 @@ class Arc(NamedTuple):
 
 @dataclass(frozen=True)
 class Lattice:
-    """The arcs of a call, those of du = 0 first, and how its outputs are normalised; extra: the
-    columns behind those of the symbols; label_ends: whether a path may end with a label."""
+    """Describe the lattice of a call.
+
+    Attributes:
+        arcs: those without a label (du = 0) come first
+        extra: number of columns of the output layer behind those of the symbols
+        label_ends: whether a path may end with a label
+    """
 
     topology: str
     arcs: Tuple[Arc, ...]
@@ -68,19 +79,18 @@ class Lattice:
 
     @property
     def label_step(self) -> int:
-        """Return the frames that a label goes ahead at least."""
+        """Return the least number of frames that an arc of a label goes ahead."""
         return min(arc.dt for arc in self.arcs if arc.du)
 
     @property
     def of_symbols(self) -> int:
-        """Return how many parts are of symbols, so that their posteriors sum to that of the
-        cell."""
+        """Return the number of first parts whose posteriors add up to the posterior of the cell."""
         return 2 if self.topology == "tdt" else self.parts
 
 
 @lru_cache(maxsize=256)
 def lattice_of(topology: str, durations: Tuple[int, ...] = (), sigma: float = 0.0) -> Lattice:
-    """Return the lattice of a call's options, which are valid (`check_topology`)."""
+    """Return the lattice of options that `check_topology` has accepted."""
     forward = Arc(1, 0, (0,))
     arcs = (forward, Arc(0, 1, (1,)))
     label_ends = True
@@ -101,8 +111,8 @@ def lattice_of(topology: str, durations: Tuple[int, ...] = (), sigma: float = 0.
 def check_number(
     name: str, value: Any, kind: type = Real, least: float = -math.inf, below: float = math.inf
 ) -> None:
-    """Raise ValueError for a value that is not of a kind of number, or not finite, or not from
-    `least` to `below`."""
+    """Raise ValueError unless the value is a number of this kind, finite, at least `least`, and less
+    than `below`."""
     if isinstance(value, bool) or not isinstance(value, kind):
         raise ValueError(
             f"{name} must be {'an integer' if kind is Integral else 'a number'}; it is {value!r}"
@@ -113,21 +123,19 @@ def check_number(
 
 
 def check_topology(topology: Any, durations: Any, sigma: Any, label_smoothing: Any = 0.0) -> None:
-    """Raise ValueError for a lattice that there is none of, and for options that it does not
-    have."""
+    """Raise ValueError for an unknown topology, for durations that it cannot have, and for sigma and
+    label smoothing where it has none."""
     if not isinstance(topology, str) or topology not in TOPOLOGIES:
         raise ValueError(f"topology: there are {', '.join(TOPOLOGIES)}, not {topology!r}")
     if not isinstance(durations, (list, tuple)):
         raise ValueError(f"durations must be a list or tuple of integers; it is {durations!r}")
-    # a blank goes 1 frame ahead at least: of tdt with one of the durations, of multi-blank with
-    # each
+    # A blank goes ahead by 1 frame at least. In multi-blank each duration is of a blank; in tdt a
+    # blank takes only those above 0.
+    least = 1 if topology == "multi-blank" else 0
     for duration in durations:
-        check_number(
-            "durations: each", duration, Integral, int(topology == "multi-blank"), LONGEST + 1
-        )
-    if (topology in WITH_DURATIONS) != bool(durations) or (
-        topology == "tdt" and not any(durations)
-    ):
+        check_number("durations: each", duration, Integral, least, LONGEST + 1)
+    fits = bool(durations) == (topology in WITH_DURATIONS)
+    if not fits or (topology == "tdt" and not any(durations)):
         raise ValueError(
             "durations: topology 'tdt' needs some, of which one is above 0, such as [0, 1, 2, 3, 4]; 'multi-blank' "
             f"needs some, such as [2, 4, 8]; the others take none; this is {topology!r} with {durations!r}"

@@ -1,4 +1,8 @@
-"""The C++ backend: csrc/ called through ctypes, on the CPU, with all of torch's threads."""
+"""The C++ backend: calls csrc/ through ctypes, on the CPU, with all of torch's threads.
+
+`plain` tells what a backend is. Here `arcs` has a column for each cell within the lengths of its
+row, in the order of csrc/cells.h.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +17,27 @@ from torch import Tensor
 
 from fused_transducer import compiling, windows
 from fused_transducer.call import ACTIVATIONS, Call, accumulated
-from fused_transducer.lattices import NORMALISERS, REGULAR_ARCS
+from fused_transducer.lattices import NORMALISERS, REGULAR_ARCS, Arc
 
-#: Activations and logits of a tile take about so many bytes for each two threads, up to so many
-#: cells: whole numbers of SUMMED of csrc/drivers.h, so that the gradients have the same bits with
-#: any number of threads.
-TILE_BYTES, SUMMED, MOST = 3 * 2**17, 448, 2240
-#: With more symbols forward notes the normalisers, and backward has so many of a cell's logits at
-#: once.
-MANY, AT_ONCE = 1024, 512
+#: Bytes of the activations and logits of a tile, for each two threads.
+TILE_BYTES = 3 * 2**17
+#: A tile has a multiple of so many cells, as in csrc/drivers.h, so that the gradients have the same
+#: bits with any number of threads.
+SUMMED = 448
+#: Most cells of a tile, for each two threads.
+MOST_CELLS = 2240
+#: With more outputs than this, forward stores the normalisers of each cell, ...
+MANY_OUTPUTS = 1024
+#: ... and backward computes so many of a cell's logits at once.
+LOGITS_AT_ONCE = 512
+
+CACHE_LINE = 64  # bytes, at which the C++ code's memory begins
 
 _first = threading.Lock()
 
 
 class LatticeArc(ctypes.Structure):
-    """`LatticeArc` of csrc/problem.h, field by field."""
+    """The struct `LatticeArc` of csrc/problem.h, field by field."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("dt", "du")),
@@ -38,7 +48,7 @@ class LatticeArc(ctypes.Structure):
 
 
 class Problem(ctypes.Structure):
-    """`Problem` of csrc/problem.h, field by field."""
+    """The struct `Problem` of csrc/problem.h, field by field."""
 
     _fields_ = [
         (name, kind)
@@ -63,7 +73,7 @@ class Problem(ctypes.Structure):
     ]
 
 
-#: Function of the library, after its prefix -> the type of what it returns.
+#: Function of the library, without its prefix -> the type that it returns.
 RESULTS = {
     "isa": ctypes.c_char_p, "forward_bytes": ctypes.c_int64, "backward_bytes": ctypes.c_int64, "forward": None,
     "backward": None,
@@ -72,6 +82,7 @@ RESULTS = {
 
 @cache
 def _first_load() -> Tuple[Optional[ctypes.CDLL], str]:
+    """Load the library, and compile it if need be; return it and "", or None and the reason."""
     try:
         with compiling.located() as path:
             return loaded(path), ""
@@ -80,14 +91,14 @@ def _first_load() -> Tuple[Optional[ctypes.CDLL], str]:
 
 
 def _library() -> Tuple[Optional[ctypes.CDLL], str]:
-    """Return (library, ""), or (None, why there is none); the first call may compile it, and others
-    wait for that."""
+    """Return the library and "", or None and the reason why there is none. The first call may take
+    long, since it compiles; calls from other threads wait for it."""
     with _first:
         return _first_load()
 
 
 def loaded(path: Path) -> ctypes.CDLL:
-    """Return a library with the types of what its functions return.  Raises OSError."""
+    """Open a library and declare what its functions return.  Raises OSError."""
     opened = ctypes.CDLL(str(path))
     try:
         for function, kind in RESULTS.items():
@@ -98,65 +109,70 @@ def loaded(path: Path) -> ctypes.CDLL:
 
 
 def unavailable(device: torch.device, dtype: torch.dtype) -> str:
-    """Return why this backend cannot be used, or ""."""
+    """Return why this backend cannot be used on `device`, or ""."""
     return _library()[1] if device.type == "cpu" else f"it runs on the CPU, not on {device.type}"
 
 
 def instruction_set() -> str:
-    """ "avx512", "avx2" or "baseline": what the kernels use here."""
+    """Return the instruction set that the kernels use here: "avx512", "avx2" or "baseline"."""
     return _library()[0].fused_transducer_isa().decode()
 
 
 def default_tile(H: int, V: int, dtype: torch.dtype) -> int:
-    """Return the cells of a tile in backward: few enough for the caches, enough to keep every
-    thread busy."""
-    cells = TILE_BYTES // ((H + V if V <= MANY else 2 * H + AT_ONCE) * dtype.itemsize)
-    return -(-torch.get_num_threads() // 2) * min(max(-(-cells // SUMMED), 1) * SUMMED, MOST)
+    """Return the number of cells of a tile in backward: few enough for the caches, and enough to
+    keep every thread busy."""
+    numbers = H + V if V <= MANY_OUTPUTS else 2 * H + LOGITS_AT_ONCE  # that a cell takes
+    cells = TILE_BYTES // (numbers * dtype.itemsize)
+    rounded = max(_ceil(cells, SUMMED), 1) * SUMMED
+    return _ceil(torch.get_num_threads(), 2) * min(rounded, MOST_CELLS)
+
+
+def _ceil(a: int, b: int) -> int:
+    """Return a / b, rounded up."""
+    return -(-a // b)
 
 
 def rows(call: Call) -> int:
-    """Return how many numbers of each cell there are between forward and backward: its parts, and
-    the normalisers where there are many symbols."""
-    return 2 + len(call.durations) + (0 if call.V <= MANY else 4 if call.topology == "tdt" else 2)
+    """Return the rows of `arcs`: one for each part of a cell; with many outputs also two for each
+    softmax, which normalise it."""
+    parts = 2 + len(call.durations)
+    if call.V <= MANY_OUTPUTS:
+        return parts
+    softmaxes = 2 if call.topology == "tdt" else 1
+    return parts + 2 * softmaxes
 
 
 def room(call: Call) -> int:
-    """Return for how many cells there must be room between forward and backward: for those of the
-    utterances, none for padding."""
+    """Return the columns of `arcs` that are needed: one for each cell, none for padding."""
     return int(call.cells().sum())
 
 
 def fits(call: Call, cells: int) -> bool:
-    """Return whether there is room for the cells of the utterances in `cells`."""
+    """Return whether `arcs` may have this number of columns; it may have more than are needed."""
     return room(call) <= cells
 
 
 class _Arguments:
-    """A Problem and the tensors whose memory it points to."""
+    """Holds a Problem and the tensors that it points to, which must live as long."""
 
     def __init__(self, call: Call, arcs: Tensor, kept: Tensor):
+        """Point to the tensors of a call; they are copied where the C++ code takes another dtype or
+        other strides."""
         dtype = accumulated(call.encoder_out.dtype)
         encoder, decoder = (x.to(dtype) for x in (call.encoder_out, call.decoder_out))
         encoder, decoder = (x if x.stride(2) == 1 else x.contiguous() for x in (encoder, decoder))
         T_lengths, U_lengths = (x.long().contiguous() for x in (call.frames, call.U_lengths))
-        first_cells, of_rows = (
-            torch.zeros(call.M + 1, dtype=torch.int64, device="cpu"),
-            call.cells(),
-        )
-        torch.cumsum(of_rows, 0, out=first_cells[1:])
+        cells_of_rows = call.cells()
+        first_cells = torch.zeros(call.M + 1, dtype=torch.int64, device="cpu")
+        torch.cumsum(cells_of_rows, 0, out=first_cells[1:])
         cells = int(first_cells[-1])
         lattice = call.lattice
-        # the C++ code knows those
-        arcs_of = [] if lattice.topology in REGULAR_ARCS else lattice.arcs
-        self.lattice_arcs = (LatticeArc * len(arcs_of))(
-            *(
-                LatticeArc(x.dt, x.du, (*x.parts, -1, -1)[:2], x.then_blank, x.weight)
-                for x in arcs_of
-            )
-        )
+        # The C++ code has the regular arcs built in.
+        lattice_arcs = [] if lattice.topology in REGULAR_ARCS else lattice.arcs
+        self.lattice_arcs = (LatticeArc * len(lattice_arcs))(*map(_c_arc, lattice_arcs))
         self.problem = Problem(
             N=call.M, T=call.T, U1=call.U1, H=call.H, V=call.V,
-            most_cells=call.T * call.U1 if call.window is None else int(of_rows.max()), blank=call.blank,
+            most_cells=call.T * call.U1 if call.window is None else int(cells_of_rows.max()), blank=call.blank,
             activation=ACTIVATIONS.index(call.activation), drop_below=call.drop_below, is_double=dtype == torch.float64,
             is_bfloat16=call.encoder_out.dtype == torch.bfloat16,
             threads=torch.get_num_threads(), kept_cells=min(len(kept), cells), normalised=len(arcs) > lattice.parts,
@@ -181,24 +197,32 @@ class _Arguments:
         )  # fmt: skip
 
     def point(self, **tensors: Optional[Tensor]) -> None:
+        """Point fields of the Problem to tensors; None leaves a field null."""
         for name, tensor in tensors.items():
             if tensor is not None:
                 setattr(self.problem, name, tensor.data_ptr())
                 self.tensors.append(tensor)
 
     def run(self, function: str) -> None:
-        native, at = _library()[0], ctypes.byref(self.problem)
-        size = getattr(native, f"fused_transducer_{function}_bytes")(at) + 63
-        workspace = torch.empty(size, dtype=torch.uint8, device="cpu")
-        self.problem.workspace = (workspace.data_ptr() + 63) // 64 * 64
-        getattr(native, f"fused_transducer_{function}")(at)
+        """Call "forward" or "backward" of the library, with as much memory as it asks for."""
+        library, _ = _library()
+        problem = ctypes.byref(self.problem)
+        size = getattr(library, f"fused_transducer_{function}_bytes")(problem)
+        workspace = torch.empty(size + CACHE_LINE - 1, dtype=torch.uint8, device="cpu")
+        self.problem.workspace = _ceil(workspace.data_ptr(), CACHE_LINE) * CACHE_LINE
+        getattr(library, f"fused_transducer_{function}")(problem)
+
+
+def _c_arc(arc: Arc) -> LatticeArc:
+    """Return an arc as the C++ code takes it: with two parts, where -1 is none."""
+    return LatticeArc(arc.dt, arc.du, (*arc.parts, -1, -1)[:2], arc.then_blank, arc.weight)
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tensor) -> None:
-    """Write into losses (M,), arcs (rows, cells) as `plain.forward` does, and kept (cells, V): the
-    logits of as many cells as it has room for, which backward then need not compute."""
-    if not arcs.numel():
-        # the caller wants none, but the losses are computed from them
+    """Write losses (M,), arcs (rows, cells) and kept (cells, V): the losses and parts as
+    `plain.forward` does, and the logits of the first cells, as many as kept has rows, which backward
+    then need not compute."""
+    if not arcs.numel():  # the caller wants no arcs, but the losses are computed from them
         arcs = arcs.new_empty(call.lattice.parts, room(call))
     arguments = _Arguments(call, arcs, kept)
     arguments.problem.gradient = gradient
@@ -213,14 +237,12 @@ def backward(
     kept: Tensor,
     gradients: Sequence[Optional[Tensor]],
 ) -> None:
-    """Add to those of `gradients` that are wanted, as `plain.backward` does; arcs and kept are those
-    that forward wrote."""
-    if not grad_losses.all():  # cells of no posterior are left out
+    """Add the gradients that are wanted to `gradients`, as `plain.backward` does; arcs and kept are
+    those that forward wrote."""
+    if not grad_losses.all():  # rows with a gradient of 0 are left out by posteriors of 0
         arcs = arcs.clone()
-        arcs[
-            : call.lattice.parts,
-            (grad_losses == 0).repeat_interleave(call.cells()).nonzero().squeeze(1),
-        ] = 0
+        is_left_out = (grad_losses == 0).repeat_interleave(call.cells())
+        arcs[: call.lattice.parts, is_left_out.nonzero().squeeze(1)] = 0
     arguments = _Arguments(call, arcs, kept)
     arguments.point(
         grad_losses=grad_losses.to(arcs.dtype).contiguous(),

@@ -2,11 +2,12 @@
 
 torch.compile, FakeTensor, autocast and autograd know them by this registration; what they compute
 is in the backends. Both take the tensors of a call (`call.TENSORS`), and its options as one list
-(`call.packed`).
+(`call.packed`). Between them go two tensors: `arcs`, some numbers of each cell (see `plain`), and
+`kept`, the logits of as many cells as there is memory for.
 """
 
-# no annotations of the future: torch 2.4 makes the operators' schemas of the annotations, and they
-# must be no strings
+# without "from __future__ import annotations": torch 2.4 makes the operators' schemas of the
+# annotations, which may not be strings
 import importlib.abc
 import importlib.util
 import sys
@@ -35,8 +36,7 @@ if not hasattr(torch.library, "custom_op"):
 
 
 def _check(call: Call, backend: str) -> None:
-    """Raise ValueError for arguments with which a backend would read or write outside their
-    memory."""
+    """Raise ValueError for arguments by which a backend would read or write outside of tensors."""
     check_shapes(
         call.encoder_out, call.decoder_out, call.weight, call.bias, call.targets, call.T_lengths, call.U_lengths,
         call.utterance_of, call.window,
@@ -58,7 +58,8 @@ def _check(call: Call, backend: str) -> None:
 
 
 def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:
-    """Raise ValueError or RuntimeError where the lengths, arcs and kept do not belong together."""
+    """Raise an error if arcs or kept has not the shape that the backend needs for this call:
+    RuntimeError, or ValueError for wrong lengths."""
     if PACKED[backend]:
         check_lengths(call)
     rows = module_of(backend).rows(call)
@@ -83,7 +84,8 @@ def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:
 def _saved(
     call: Call, backend: str, gradient: bool, cells: int, kept_cells: int
 ) -> tuple[Tensor, ...]:
-    """Return uninitialised (losses, arcs, kept)."""
+    """Return uninitialised tensors for what forward writes: losses (M,) float64, arcs (rows, cells)
+    and kept (kept_cells, V)."""
     new = call.encoder_out.new_empty
     dtype = accumulated(call.encoder_out.dtype)
     arcs = new((module_of(backend).rows(call), cells if gradient else 0), dtype=dtype)
@@ -98,21 +100,12 @@ def losses(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip  # torch 2.6 knows no Tuple here
     """Return (losses (M,) float64, arcs, kept).
 
-    For backward (with `gradient`): arcs with room for `cells`, and the logits of `kept_cells`
-    cells.
+    With `gradient`, arcs is what backward needs of `cells` cells; without it is empty. kept has the
+    logits of `kept_cells` cells.
     """
     tensors = (
-        encoder_out,
-        decoder_out,
-        weight,
-        bias,
-        targets,
-        T_lengths,
-        U_lengths,
-        utterance_of,
-        seed,
-        window,
-    )
+        encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, utterance_of, seed, window
+    )  # fmt: skip
     call = Call.of(tensors, options)
     _check(call, backend)
     check_values(call)
@@ -125,12 +118,13 @@ def losses(
 
 @losses.register_fake
 def _(*arguments):
-    tensors, (options, *how) = arguments[: len(TENSORS)], arguments[len(TENSORS) :]
-    return _saved(Call.of(tensors, options), *how)
+    tensors = arguments[: len(TENSORS)]
+    options, *sizes = arguments[len(TENSORS) :]
+    return _saved(Call.of(tensors, options), *sizes)
 
 
 def log_probabilities(call: Call, backend: str) -> Tensor:
-    """Return the arcs of `losses` with the log-probability of each part of each cell."""
+    """Return arcs (rows, cells), whose first rows are the log-probabilities of each cell's parts."""
     _check(call, backend)
     check_values(call)
     saved = _saved(call, backend, True, module_of(backend).room(call), 0)
@@ -139,10 +133,8 @@ def log_probabilities(call: Call, backend: str) -> Tensor:
 
 
 def _gradients(call: Call, wanted: List[bool]) -> List[Tensor]:
-    """Return zeros of the wanted gradients, in the dtype of sums, and empty tensors of the others.
-
-    wanted: whether those of encoder_out, decoder_out, weight and bias are wanted.
-    """
+    """Return zeros for the gradients of encoder_out, decoder_out, weight and bias that are wanted,
+    in the dtype of sums, and an empty tensor for each of the others."""
     shapes = (*(x.shape for x in (call.encoder_out, call.decoder_out, call.weight)), (call.V,))
     dtype = accumulated(call.encoder_out.dtype)
     return [
@@ -159,17 +151,8 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of encoder_out, decoder_out, weight and bias; empty where not wanted."""
     tensors = (
-        encoder_out,
-        decoder_out,
-        weight,
-        bias,
-        targets,
-        T_lengths,
-        U_lengths,
-        utterance_of,
-        seed,
-        window,
-    )
+        encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, utterance_of, seed, window
+    )  # fmt: skip
     call = Call.of(tensors, options)
     _check(call, backend)
     _check_room(call, backend, arcs, kept)
@@ -178,11 +161,10 @@ def gradients(
             f"grad_losses must have the shape ({call.M},); it has {tuple(grad_losses.shape)}"
         )
     sums = _gradients(call, wanted)
-    module_of(backend).backward(
-        call, grad_losses, arcs, kept, [x if want else None for x, want in zip(sums, wanted)]
-    )
-    a, b, c, d = (x.to(encoder_out.dtype) for x in sums)
-    return a, b, c, d
+    wanted_sums = [x if want else None for x, want in zip(sums, wanted)]
+    module_of(backend).backward(call, grad_losses, arcs, kept, wanted_sums)
+    d_encoder, d_decoder, d_weight, d_bias = (x.to(encoder_out.dtype) for x in sums)
+    return d_encoder, d_decoder, d_weight, d_bias
 
 
 @gradients.register_fake
@@ -193,6 +175,7 @@ def _(*arguments):
 
 
 def _save(ctx, inputs, output) -> None:
+    """Keep for backward what the operator `losses` took, and the arcs and logits that it returned."""
     *tensors, ctx.options, ctx.backend, _, _, _ = inputs
     _, arcs, kept = output
     ctx.mark_non_differentiable(arcs, kept)
@@ -200,8 +183,8 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _backward_of(compute: Callable[..., Tuple[Tensor, ...]]) -> Callable[..., Any]:
-    """Return the backward of `losses`.  compute: the operator `gradients`, or the Function around
-    it."""
+    """Return the backward of `losses` for autograd, which calls `compute`: the operator `gradients`,
+    or the Function around it."""
 
     def backward(ctx, grad_losses, *_):
         """Return a gradient for each input of `losses`, None for those that autograd does not
@@ -232,7 +215,7 @@ gradients.register_autograd(_no_second_derivative, setup_context=lambda ctx, inp
 
 
 class Gradients(torch.autograd.Function):
-    """`gradients` for eager mode, as a part of `Losses`."""
+    """The operator `gradients` as a Function, which the backward of `Losses` calls."""
 
     generate_vmap_rule = True
     setup_context = staticmethod(lambda ctx, inputs, output: None)
@@ -242,8 +225,11 @@ class Gradients(torch.autograd.Function):
 
 
 class Losses(torch.autograd.Function):
-    """`losses` for eager mode: unlike an operator, a Function takes part in torch.func.grad, and
-    can refuse forward mode, which would take the derivative of an operator for 0."""
+    """The operator `losses` as a Function, for eager mode.
+
+    Unlike an operator, a Function works in torch.func.grad. It can also refuse forward mode, where
+    the derivative of an operator counts as 0.
+    """
 
     generate_vmap_rule = True
     setup_context = staticmethod(_save)
@@ -252,12 +238,15 @@ class Losses(torch.autograd.Function):
     forward = staticmethod(losses)
 
 
-# -- what torch.utils.flop_counter counts: two FLOPs for each multiply-accumulate of the products
+# FLOPs for torch.utils.flop_counter: two for each multiply-accumulate of the matrix products.
 
 
 def _flops(call: Call, cells: Callable[[], Tensor], products: int) -> int:
-    """Return the FLOPs of `products` of H and V numbers for each of the cells; of all where a
-    tensor has no numbers."""
+    """Return the FLOPs of some products of size H x V for each cell.
+
+    cells: returns the number of cells, or tells of each whether it counts. Where tensors have no
+    values, all cells of the padded batch count.
+    """
     try:
         count = int(cells().sum())
     except (RuntimeError, NotImplementedError):  # meta and fake tensors
@@ -266,32 +255,33 @@ def _flops(call: Call, cells: Callable[[], Tensor], products: int) -> int:
 
 
 def _flops_of_losses(*inputs, out_val=None, **_):
+    """Return the FLOPs of the logits, once for each cell."""
     call = Call.of(inputs[: len(TENSORS)], inputs[len(TENSORS)])
     return _flops(call, call.cells, 1)
 
 
 def _flops_of_gradients(grad_losses, arcs, kept, *inputs, out_val=None, **_):
-    """Count the cells whose posterior is not negligible, whose logits are computed again if none
-    are kept."""
+    """Return the FLOPs of the gradients that are wanted, for each cell that has any; the logits
+    count too if none were kept."""
     *tensors, options, _, (wants_encoder, wants_decoder, wants_weight, _) = inputs
     call = Call.of(tensors, options)
     products = sum([len(kept) == 0, wants_weight, wants_encoder or wants_decoder])
-    return _flops(call, lambda: plain.counts(call, arcs), products)
+    return _flops(call, lambda: plain.has_gradient(call, arcs), products)
 
 
 FLOP_COUNTER = "torch.utils.flop_counter"
 
 
 def _register_flops(flop_counter: ModuleType) -> None:
-    for name, formula in (("losses", _flops_of_losses), ("gradients", _flops_of_gradients)):
-        flop_counter.register_flop_formula(getattr(torch.ops.fused_transducer, name), get_raw=True)(
-            formula
-        )
+    operators = torch.ops.fused_transducer
+    register = flop_counter.register_flop_formula
+    register(operators.losses, get_raw=True)(_flops_of_losses)
+    register(operators.gradients, get_raw=True)(_flops_of_gradients)
 
 
 class _FlopCounterFinder(importlib.abc.MetaPathFinder):
-    """Registers the formulas once torch's counter is imported: it imports Triton, which takes 50
-    MB."""
+    """Registers the formulas when someone imports torch's counter. To import it here would cost 50
+    MB, since it imports Triton."""
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname != FLOP_COUNTER:

@@ -1,7 +1,14 @@
 """The backend that needs PyTorch alone: any device, slower than the others, the same numbers.
 
-Tiles of cells go through activation, addmm and softmax; the lattice is walked by anti-diagonals
-over all utterances at once.  It serves every lattice of lattices.py by its arcs.
+Tiles of cells go through activation, addmm and softmax. The lattice is walked by anti-diagonals
+over all utterances at once. Every lattice of lattices.py is described by its arcs.
+
+A backend is a module with these functions:
+    unavailable(device, dtype) tells why it cannot be used.
+    forward writes the losses, and `arcs` (rows, cells) for backward. Its first rows are one number
+    for each part of each cell (see `lattices`): the posterior, or the log-probability.
+    backward adds to the gradients of encoder_out, decoder_out, weight and bias.
+    rows, room and fits tell the shape that `arcs` needs.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from fused_transducer import windows
 from fused_transducer.call import Call, accumulated
 from fused_transducer.lattices import Lattice
 
-#: Activations and logits of a tile take so many bytes.
+#: Bytes of the activations and logits of a tile.
 TILE_BYTES = 2**23
 
 
@@ -27,27 +34,27 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def rows(call: Call) -> int:
-    """Return how many numbers of each cell there are between forward and backward; the first are
-    those of its parts."""
+    """Return the rows of `arcs`: one for each part of a cell."""
     return 2 + len(call.durations)
 
 
 def room(call: Call) -> int:
-    """Return for how many cells there must be room between forward and backward."""
+    """Return the columns of `arcs`: one for each cell of the padded batch."""
     return call.M * call.T * call.U1
 
 
 def fits(call: Call, cells: int) -> bool:
-    """Return whether the cells of the utterances are those for which there is room."""
+    """Return whether `arcs` may have this number of columns."""
     return cells == room(call)
 
 
-#: Scale of selu, and that times its alpha.
-SELU = 1.0507009873554805, 1.7580993408473769
+#: selu(x) is this times x for x > 0; below it is SELU_ALPHA * (exp(x) - 1).
+SELU_SCALE = 1.0507009873554805
+SELU_ALPHA = 1.7580993408473769
 
 
 class Activation(NamedTuple):
-    """A function of x, and its derivative as a function of x and of its value."""
+    """An activation: value(x), and its derivative slope(x, value)."""
 
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor, Tensor], Tensor]
@@ -59,7 +66,9 @@ def _silu_slope(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _gelu_slope(x: Tensor, y: Tensor) -> Tensor:
-    return (1 + torch.erf(x * 0.5**0.5)) / 2 + x * torch.exp(-0.5 * x * x) * (0.5 / torch.pi) ** 0.5
+    normal_distribution = (1 + torch.erf(x * 0.5**0.5)) / 2
+    normal_density = torch.exp(-0.5 * x * x) * (0.5 / torch.pi) ** 0.5
+    return normal_distribution + x * normal_density
 
 
 ACTIVATIONS: Dict[str, Activation] = {
@@ -72,23 +81,27 @@ ACTIVATIONS: Dict[str, Activation] = {
     ),
     "silu": Activation(functional.silu, _silu_slope),
     "gelu": Activation(functional.gelu, _gelu_slope),
-    "selu": Activation(torch.selu, lambda x, y: torch.where(y > 0, SELU[0], y + SELU[1])),
+    "selu": Activation(torch.selu, lambda x, y: torch.where(y > 0, SELU_SCALE, y + SELU_ALPHA)),
     "hardtanh": Activation(functional.hardtanh, lambda x, y: (y.abs() < 1).to(y.dtype)),
 }
-#: Factors and bits of the hash of dropout's mask: csrc/activations.h has the same.
+#: Factors of the hash by which dropout drops, and the mask of its 32 bits; csrc/activations.h has
+#: the same.
 FACTORS, BITS = (0x21F0AAAD, 0xD35A2D97), 2**32 - 1
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """Return a 32-bit hash of 32-bit integers, held in int64."""
+    """Return the 32-bit hash of 32-bit integers; both are held in int64."""
     x = (x ^ (x >> 16)) * FACTORS[0] & BITS
     x = (x ^ (x >> 15)) * FACTORS[1] & BITS
     return x ^ (x >> 15)
 
 
 def dropout_factors(call: Call, n: Tensor, t: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what the activations (cells, H) of some cells are multiplied with: 0, or 1 / (1 -
-    dropout)."""
+    """Return dropout's factors (cells, H) of the activations of cells: 0, or 1 / (1 - dropout).
+
+    The factor of column h is a hash of the seed and of (n, t, u, h), so that each backend drops the
+    same activations. n, t, u (cells,): row, frame and state of each cell.
+    """
     seed = call.seed.reshape(())
     first = _mixed(_mixed(_mixed(seed & BITS ^ n) ^ t) ^ u)
     second = _mixed(_mixed(_mixed(seed >> 32 & BITS ^ n) + t & BITS) + u & BITS)
@@ -100,8 +113,13 @@ def dropout_factors(call: Call, n: Tensor, t: Tensor, u: Tensor, dtype: torch.dt
 
 
 class _Tile(NamedTuple):
-    """Some cells: utterance, frame, targets before; target that follows (the blank where none
-    does)."""
+    """Hold some cells, each field (cells,).
+
+    Attributes:
+        n, t, u: row, frame, and number of targets before the cell
+        target: the target that follows; the blank where none does
+        has_target: whether one follows
+    """
 
     n: Tensor
     t: Tensor
@@ -111,7 +129,7 @@ class _Tile(NamedTuple):
 
 
 class _Joiner:
-    """The inputs in the dtype of sums, and what is computed of some cells."""
+    """Holds the inputs of a call in the dtype of sums, and computes the activations of cells."""
 
     def __init__(self, call: Call):
         self.call = call
@@ -124,40 +142,43 @@ class _Joiner:
         self.T_lengths, self.U_lengths = (
             x.to(call.device).long() for x in (call.frames, call.U_lengths)
         )
-        of_itself = call.utterance_of is None
-        rows = torch.arange(call.M, device=call.device) if of_itself else call.utterance_of
-        self.utterance_of = rows.to(call.device).long()
+        if call.utterance_of is None:
+            self.utterance_of = torch.arange(call.M, device=call.device)
+        else:
+            self.utterance_of = call.utterance_of.to(call.device).long()
 
     def tiles(self, cells: Tensor) -> Iterator[Tuple[Tensor, _Tile]]:
-        """The numbers of cells (n * T + t) * (U+1) + u, tile by tile, and where they are."""
+        """Yield (numbers of its cells, tile) for each tile of `cells`.
+
+        cells: numbers (n * T + t) * (U+1) + u, int64.
+        """
         call = self.call
-        size = call.tile_cells or max(
-            64, TILE_BYTES // ((call.H + call.V) * torch.finfo(self.dtype).bits // 8)
-        )
-        for some in cells.split(size):
-            u, t = some % call.U1, some // call.U1 % call.T
-            n = some // (call.U1 * call.T)
+        bytes_of_cell = (call.H + call.V) * self.dtype.itemsize
+        size = call.tile_cells or max(64, TILE_BYTES // bytes_of_cell)
+        for numbers in cells.split(size):
+            u = numbers % call.U1
+            t = numbers // call.U1 % call.T
+            n = numbers // (call.U1 * call.T)
             has_target = u < self.U_lengths[n]
             target = torch.full_like(u, call.blank)
             if call.U1 > 1:
                 target = torch.where(
                     has_target, call.targets.long()[n, u.clamp(max=call.U1 - 2)], target
                 )
-            yield some, _Tile(n, t, u, target, has_target)
+            yield numbers, _Tile(n, t, u, target, has_target)
 
     def activations(self, tile: _Tile) -> Tuple[Tensor, Tensor, Union[Tensor, float]]:
-        """Return what the activation is of (cells, H), its values, and what dropout multiplies each
-        with."""
+        """Return (x, activation(x), dropout's factors) of the cells, each (cells, H); without
+        dropout the factors are 1.0."""
         x = self.encoder[self.utterance_of[tile.n], tile.t].add_(self.decoder[tile.n, tile.u])
-        return (
-            x,
-            self.activation.value(x),
-            dropout_factors(self.call, *tile[:3], self.dtype) if self.call.drop_below else 1.0,
-        )
+        factors: Union[Tensor, float] = 1.0
+        if self.call.drop_below:
+            factors = dropout_factors(self.call, tile.n, tile.t, tile.u, self.dtype)
+        return x, self.activation.value(x), factors
 
 
 def inside(call: Call) -> Tensor:
-    """Return which cells (N, T, U+1) are of their utterance, and within its window."""
+    """Return whether each cell (M, T, U+1) is within the lengths of its row, and within its window."""
     t, u = (torch.arange(size, device=call.device) for size in (call.T, call.U1))
     if call.window is not None:
         begin, end = call.band.unsqueeze(1).unbind(-1)
@@ -167,11 +188,12 @@ def inside(call: Call) -> Tensor:
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tensor) -> None:
-    """Fill losses (M,) float64 and arcs (parts, M * T * (U+1)).
+    """Write losses (M,) float64 and arcs (parts, M * T * (U+1)).
 
-    With `gradient` arcs are the posteriors of each cell's parts, where arcs of labels count 1 +
-    fastemit_lambda times; without, their log-probabilities, unless arcs is empty.  `kept` is for
-    backends that keep logits.
+    gradient: whether arcs gets the posterior of each part, in which arcs of labels count 1 +
+        fastemit_lambda times. If False, it gets the log-probabilities of the parts, and may be
+        empty.
+    kept: for backends that keep logits, not for this one
     """
     joiner, lattice = _Joiner(call), call.lattice
     T, U1 = call.T, call.U1
@@ -181,40 +203,34 @@ def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tens
     )
     for _, tile in joiner.tiles(is_cell.flatten().nonzero().squeeze(1)):
         _, values, factors = joiner.activations(tile)
-        parts = _log_probabilities(
-            call, torch.addmm(joiner.bias, values * factors, joiner.weight.t()), tile
-        )
+        logits = torch.addmm(joiner.bias, values * factors, joiner.weight.t())
+        parts = _log_probabilities(call, logits, tile)
         penalty = call.delay_penalty * ((joiner.T_lengths[tile.n] - 1).double() / 2 - tile.t)
         parts[:, 1] = torch.where(tile.has_target, parts[:, 1] + penalty, -torch.inf)
         logs[:, tile.t + tile.u, tile.n, tile.u] = parts.t()
     if not gradient and arcs.numel():
-        arcs.copy_(_straight(logs, T).flatten(1))
-    walk = Walk(
-        lattice,
-        logs,
-        joiner.T_lengths,
-        joiner.U_lengths,
-        None if call.window is None else call.band,
-    )
-    del logs
+        arcs.copy_(_by_frames(logs, T).flatten(1))
+    band = None if call.window is None else call.band
+    walk = Walk(lattice, logs, joiner.T_lengths, joiner.U_lengths, band)
+    del logs  # the walk has weights of its own
     alphas = walk.alphas()
     losses.copy_(-walk.ends(alphas))
-    if not gradient:
-        return
-    arcs.copy_(_straight(walk.posteriors(alphas, call.fastemit_lambda), T).flatten(1))
+    if gradient:
+        posteriors = walk.posteriors(alphas, call.fastemit_lambda)
+        arcs.copy_(_by_frames(posteriors, T).flatten(1))
 
 
 def _columns(call: Call, target: Tensor) -> Tensor:
-    """Return the column (cells, parts) of each part."""
+    """Return the column (cells, parts) of the logits that belongs to each part: of the blank, of the
+    target (cells,), and the further columns."""
     further = torch.arange(call.symbols, call.V, device=target.device).expand(len(target), -1)
-    return torch.cat(
-        [torch.full_like(target, call.blank).unsqueeze(1), target.unsqueeze(1), further], 1
-    )
+    blank = torch.full_like(target, call.blank)
+    return torch.cat([blank.unsqueeze(1), target.unsqueeze(1), further], 1)
 
 
 def _log_probabilities(call: Call, logits: Tensor, tile: _Tile) -> Tensor:
-    """Return the parts (cells, parts) float64 of cells from their logits (cells, V), which are
-    overwritten."""
+    """Return the log-probabilities (cells, parts) float64 of the parts of cells. Their logits
+    (cells, V) are overwritten."""
     columns = _columns(call, tile.target)
     if call.topology == "tdt":
         symbols, durations = logits.split([call.symbols, call.V - call.symbols], 1)
@@ -224,76 +240,78 @@ def _log_probabilities(call: Call, logits: Tensor, tile: _Tile) -> Tensor:
         )
     if call.topology != "hat":
         return _log_softmax(logits, columns, call.label_smoothing)
-    blank = logits[:, call.blank].to(torch.float64, copy=True)
-    logits[:, call.blank] = -torch.inf
-    label = _log_softmax(logits, columns[:, 1:], 0.0).squeeze(1) + logsigmoid(-blank)
-    blank = logsigmoid(blank)
+    blank_logit = logits[:, call.blank].to(torch.float64, copy=True)
+    logits[:, call.blank] = -torch.inf  # the softmax is of the labels alone
+    label = _log_softmax(logits, columns[:, 1:], 0.0).squeeze(1) + logsigmoid(-blank_logit)
+    blank = logsigmoid(blank_logit)
     return torch.stack([blank, torch.where(tile.target == call.blank, blank, label)], 1)
 
 
 def _log_softmax(logits: Tensor, columns: Tensor, smoothing: float) -> Tensor:
-    """Return the log-probabilities (cells, J) float64 of some columns; logits (cells, C) are
-    overwritten."""
+    """Return the log-probabilities (cells, J) float64 of the columns (cells, J), with label
+    smoothing. Logits (cells, C) are overwritten."""
     logits -= logits.amax(1, keepdim=True)
     values = logits.gather(1, columns).double()
     if smoothing:
-        values = (1 - smoothing) * values + smoothing * logits.mean(
-            1, keepdim=True, dtype=torch.float64
-        )
+        mean = logits.mean(1, keepdim=True, dtype=torch.float64)
+        values = (1 - smoothing) * values + smoothing * mean
     return values - logits.exp_().sum(1, keepdim=True, dtype=torch.float64).log_()
 
 
-def counts(call: Call, arcs: Tensor) -> Tensor:
-    """Return whether the gradient of each cell is computed; of one that is NaN too."""
+def has_gradient(call: Call, arcs: Tensor) -> Tensor:
+    """Return whether the gradient of each cell (cells,) is computed: whether its posterior is NaN,
+    or above 0 and not negligible."""
     posterior = arcs[: call.lattice.of_symbols].sum(0)
     return ~(posterior < call.negligible) & (posterior != 0)
 
 
-def _straight(diagonals: Tensor, T: int) -> Tensor:
-    """Return (..., N, T, U+1) from anti-diagonals (..., T+U, N, U+1)."""
+def _by_frames(diagonals: Tensor, T: int) -> Tensor:
+    """Return (..., N, T, U+1) from numbers by anti-diagonals t + u: (..., T+U, N, U+1)."""
     U1 = diagonals.shape[-1]
     t, u = (torch.arange(size, device=diagonals.device) for size in (T, U1))
     return diagonals.movedim(-2, 0)[..., t[:, None] + u, u].movedim(0, -3)
 
 
 class Walk:
-    """The arcs of all utterances, by the anti-diagonals t + u of the cells that they leave.
+    """The forward and backward walks through the lattices of all utterances at once.
 
-    A path of an utterance ends in the cell (T, U) behind its last frame, which no arc leaves.
+    Numbers of cells are (T+U, N, U+1): by anti-diagonal d = t + u, utterance and state u. Each arc
+    leads from a cell to one on a later anti-diagonal. A path of an utterance ends in the cell (T, U)
+    behind its last frame, which no arc leaves.
     """
 
     def __init__(
         self, lattice: Lattice, parts: Sequence[Tensor], T_lengths: Tensor, U_lengths: Tensor,
         band: Optional[Tensor] = None,
     ):  # fmt: skip
-        """parts: of each, the log-probabilities (T+U, N, U+1) of the cells, -inf where there is
-        none; band: of a window, see `windows`."""
+        """Compute the log-weights of all arcs.
+
+        Args
+            lattice: its arcs
+            parts: for each part the log-probabilities (T+U, N, U+1), -inf where there is no cell
+            T_lengths, U_lengths (N,): int64
+            band (N, U+1, 2): first and last frame of each state under a window, see `windows`
+        """
         self.lattice = lattice
         self.diagonals, N, U1 = parts[0].shape
         device = parts[0].device
-        self.n, self.last_d, self.last_u = (
-            torch.arange(N, device=device),
-            T_lengths + U_lengths,
-            U_lengths,
-        )
+        self.n = torch.arange(N, device=device)
+        self.last_d = T_lengths + U_lengths
+        self.last_u = U_lengths
         self.arc = torch.arange(len(lattice.arcs), device=device)
-        # an arc that goes beyond the last diagonal from any cell is as good as a shorter one
+        # An arc that is longer than all diagonals never stays inside, so it is cut to save margin.
         steps = [min(arc.dt + arc.du, self.diagonals + 1) for arc in lattice.arcs]
-        self.steps, self.margin = torch.tensor(steps, device=device), max(steps)
+        self.steps = torch.tensor(steps, device=device)
+        self.margin = max(steps)
         self.blanks = sum(arc.du == 0 for arc in lattice.arcs)
-        t = torch.arange(self.diagonals, device=device).view(-1, 1, 1) - torch.arange(
-            U1, device=device
-        )
-        inside = (
-            (t >= 0)
-            & (t < T_lengths.view(-1, 1))
-            & (torch.arange(U1, device=device) <= U_lengths.view(-1, 1))
-        )
-        emits = inside
+        u = torch.arange(U1, device=device)
+        t = torch.arange(self.diagonals, device=device).view(-1, 1, 1) - u
+        inside = (t >= 0) & (t < T_lengths.view(-1, 1)) & (u <= U_lengths.view(-1, 1))
+        emits = inside  # whether a label may leave the cell
         if band is not None:
             inside = (t >= band[..., 0]) & (t <= band[..., 1])
             emits = inside & pad(t[..., :-1] >= band[:, 1:, 0], (0, 1))
-        #: log-weights (arcs, T+U, N, U+1)
+        #: Log-weights (arcs, T+U, N, U+1) of the arcs that leave each cell.
         self.weights = parts[0].new_empty(len(lattice.arcs), *parts[0].shape)
         for arc, weight in zip(lattice.arcs, self.weights):
             weight.fill_(arc.weight).masked_fill_(~(emits if arc.du else inside), -torch.inf)
@@ -305,15 +323,17 @@ class Walk:
                 weight.masked_fill_(t + arc.dt >= T_lengths.view(-1, 1), -torch.inf)
 
     def _with_margins(self, value: float) -> Tensor:
-        """Return room for the cells, those of the ends too, and on both sides for what the longest
-        arc reaches."""
+        """Return a tensor of `value` for all cells and ends, by diagonals, with `margin` diagonals
+        more at both sides, where arcs may come from or lead to."""
         return self.weights.new_full(
             (self.diagonals + 1 + 2 * self.margin, *self.weights.shape[2:]), value
         )
 
     def _arriving(self, scores: Tensor, d: int) -> Tensor:
-        """Return the scores (arcs, N, U+1) with which each arc arrives at the cells of diagonal
-        d."""
+        """Return the scores (arcs, N, U+1) with which each arc arrives at the cells of diagonal d.
+
+        scores: of all cells, between margins.
+        """
         origin = d - self.steps
         scores = scores[self.margin + origin] + self.weights[self.arc, origin.clamp(min=0)]
         return torch.cat(
@@ -321,18 +341,23 @@ class Walk:
         )
 
     def _ahead(self, values: Tensor, d: int) -> Tensor:
-        """Return the values (arcs, N, U+1) of the cells that the arcs of diagonal d lead to."""
+        """Return the values (arcs, N, U+1) of the cells to which the arcs from diagonal d lead.
+
+        values: of all cells, between margins.
+        """
         values = values[self.margin + d + self.steps]
         return torch.cat([values[: self.blanks], pad(values[self.blanks :, :, 1:], (0, 1))])
 
     def ends(self, scores: Tensor) -> Tensor:
-        """Return the scores (N,) of the cells where paths end."""
+        """Return the score (N,) of the cell where the paths of each utterance end."""
         return scores[self.margin + self.last_d, self.n, self.last_u]
 
     def alphas(self, chosen: Optional[Tensor] = None) -> Tensor:
-        """Return the forward scores of all cells, between margins.  With `chosen` (T+U, N, U+1)
-        int64 those of the best paths to each cell, and there the number of the arc that these came
-        by."""
+        """Return the log-sum of all paths to each cell, between margins.
+
+        With `chosen` (T+U+1, N, U+1) int64, return the score of the best path to each cell, and
+        write into `chosen` the number of the arc by which it arrives.
+        """
         alphas = self._with_margins(-torch.inf)
         alphas[self.margin, :, 0] = 0
         for d in range(1, self.diagonals + 1):
@@ -344,10 +369,10 @@ class Walk:
         return alphas
 
     def posteriors(self, alphas: Tensor, fastemit_lambda: float) -> Tensor:
-        """Return the posteriors (parts, T+U, N, U+1) of each part; arcs of labels count 1 +
-        fastemit_lambda times.
+        """Return the posterior (parts, T+U, N, U+1) of each part of each cell, in which arcs of
+        labels count 1 + fastemit_lambda times. The log-weights are overwritten.
 
-        The weights are overwritten.
+        alphas: what `alphas` returned without `chosen`.
         """
         of_cells = self._with_margins(0.0)
         of_cells[self.margin + self.last_d, self.n, self.last_u] = (
@@ -376,19 +401,23 @@ def backward(
     kept: Tensor,
     gradients: Sequence[Optional[Tensor]],
 ) -> None:
-    """Adds to those of `gradients` (of encoder_out, decoder_out, weight, bias; None: not wanted),
-    which are contiguous and of the dtype of sums.  An utterance whose upstream gradient is 0 is
-    left out, even if it has a NaN."""
+    """Add the gradients of encoder_out, decoder_out, weight and bias to `gradients`.
+
+    Args
+        grad_losses (M,): the gradients of the losses; a row with 0 is left out, even if it has NaN
+        arcs: the posteriors that forward wrote
+        kept: for backends that keep logits, not for this one
+        gradients: four contiguous tensors in the dtype of sums, None for what is not wanted
+    """
     d_encoder, d_decoder, d_weight, d_bias = gradients
     joiner = _Joiner(call)
-    counted = counts(call, arcs).view(call.M, -1) & (grad_losses != 0).unsqueeze(1)
+    counted = has_gradient(call, arcs).view(call.M, -1) & (grad_losses != 0).unsqueeze(1)
     for cells, tile in joiner.tiles(counted.flatten().nonzero().squeeze(1)):
         x, values, factors = joiner.activations(tile)
         activations = values * factors
         posteriors = arcs[: call.lattice.parts, cells].double() * grad_losses[tile.n].double()
-        gradient = _logit_gradients(
-            call, torch.addmm(joiner.bias, activations, joiner.weight.t()), tile, posteriors.t()
-        )
+        logits = torch.addmm(joiner.bias, activations, joiner.weight.t())
+        gradient = _logit_gradients(call, logits, tile, posteriors.t())
         if call.clamp:
             bound = (call.clamp * grad_losses[tile.n].abs()).to(gradient.dtype).unsqueeze(1)
             gradient[:, : call.symbols if call.topology == "tdt" else call.V].clamp_(-bound, bound)
@@ -398,17 +427,18 @@ def backward(
             d_weight.addmm_(gradient.t(), activations)
         if d_encoder is None and d_decoder is None:
             continue
-        of_sum = (gradient @ joiner.weight).mul_(joiner.activation.slope(x, values)).mul_(factors)
-        frame, state = joiner.utterance_of[tile.n] * call.T + tile.t, tile.n * call.U1 + tile.u
-        for d_input, row in ((d_encoder, frame), (d_decoder, state)):
-            if d_input is not None:
-                d_input.view(-1, call.H).index_add_(0, row, of_sum)
+        d_x = (gradient @ joiner.weight).mul_(joiner.activation.slope(x, values)).mul_(factors)
+        if d_encoder is not None:
+            frame = joiner.utterance_of[tile.n] * call.T + tile.t
+            d_encoder.view(-1, call.H).index_add_(0, frame, d_x)
+        if d_decoder is not None:
+            d_decoder.view(-1, call.H).index_add_(0, tile.n * call.U1 + tile.u, d_x)
 
 
 def _logit_gradients(call: Call, logits: Tensor, tile: _Tile, posteriors: Tensor) -> Tensor:
-    """Return the gradient (cells, V) of logits, which are overwritten.
+    """Return the gradient of the logits (cells, V) of cells, which are overwritten.
 
-    posteriors (cells, parts) float64: of each part, times the gradient of the loss.
+    posteriors (cells, parts) float64: the posterior of each part times the gradient of its loss.
     """
     columns = _columns(call, tile.target)
     if call.topology == "tdt":
@@ -416,14 +446,13 @@ def _logit_gradients(call: Call, logits: Tensor, tile: _Tile, posteriors: Tensor
         _softmax_gradient(symbols, columns[:, :2], posteriors[:, :2], 0.0)
         _softmax_gradient(durations, columns[:, 2:] - call.symbols, posteriors[:, 2:], 0.0)
     elif call.topology == "hat":
-        blank = logits[:, call.blank].to(torch.float64, copy=True)
-        of_label = posteriors[:, 1].masked_fill(tile.target == call.blank, 0)
-        of_blank = torch.where(tile.target == call.blank, posteriors.sum(1), posteriors[:, 0])
+        blank_logit = logits[:, call.blank].to(torch.float64, copy=True)
+        label = posteriors[:, 1].masked_fill(tile.target == call.blank, 0)
+        blank = torch.where(tile.target == call.blank, posteriors.sum(1), posteriors[:, 0])
         logits[:, call.blank] = -torch.inf
-        _softmax_gradient(logits, columns[:, 1:], of_label.unsqueeze(1), 0.0)
-        logits[:, call.blank] = (of_label * blank.sigmoid() - of_blank * (-blank).sigmoid()).to(
-            logits.dtype
-        )
+        _softmax_gradient(logits, columns[:, 1:], label.unsqueeze(1), 0.0)
+        d_blank = label * blank_logit.sigmoid() - blank * (-blank_logit).sigmoid()
+        logits[:, call.blank] = d_blank.to(logits.dtype)
     else:
         _softmax_gradient(logits, columns, posteriors, call.label_smoothing)
     return logits
@@ -432,34 +461,35 @@ def _logit_gradients(call: Call, logits: Tensor, tile: _Tile, posteriors: Tensor
 def _softmax_gradient(
     logits: Tensor, columns: Tensor, posteriors: Tensor, smoothing: float
 ) -> None:
-    """Replace logits (cells, C) by their gradient.
+    """Replace the logits (cells, C) of one softmax by their gradient.
 
-    columns (cells, J): of the arcs' log-probabilities; posteriors (cells, J) float64: times the
-    gradient of the loss.
+    columns (cells, J): the columns that the parts take
+    posteriors (cells, J) float64: the posterior of each part times the gradient of its loss
     """
-    e = logits.sub_(logits.amax(1, keepdim=True)).exp_()
-    total = e.sum(1, keepdim=True, dtype=torch.float64)
-    at_columns = e.gather(1, columns).double()
-    same = (columns.unsqueeze(2) == columns.unsqueeze(1)).double()  # a target may be the blank
-    at_once, posterior = (same * posteriors.unsqueeze(1)).sum(2), posteriors.sum(1, keepdim=True)
-    # (arc + others) p - arc = others p - arc (1 - p), where 1 - p keeps its digits
-    at_columns = ((posterior - at_once) * at_columns - at_once * (total - at_columns)) / total
-    e *= (posterior / total).to(e.dtype)
+    exps = logits.sub_(logits.amax(1, keepdim=True)).exp_()
+    total = exps.sum(1, keepdim=True, dtype=torch.float64)
+    # Parts may share a column: a target may be the blank.
+    same = (columns.unsqueeze(2) == columns.unsqueeze(1)).double()
+    of_column = (same * posteriors.unsqueeze(1)).sum(2)
+    of_cell = posteriors.sum(1, keepdim=True)
+    # The gradient of a column with probability p is of_cell * p - of_column. It is computed as
+    # (of_cell - of_column) * p - of_column * (1 - p), where a small 1 - p keeps its digits.
+    at_columns = exps.gather(1, columns).double()
+    at_columns = ((of_cell - of_column) * at_columns - of_column * (total - at_columns)) / total
+    exps *= (of_cell / total).to(exps.dtype)
     if smoothing:
-        shift = smoothing * posterior / logits.shape[1]
-        e -= shift.to(e.dtype)
-        at_columns += smoothing * at_once - shift
-    e.scatter_(1, columns, at_columns.to(e.dtype))
+        shift = smoothing * of_cell / logits.shape[1]
+        exps -= shift.to(exps.dtype)
+        at_columns += smoothing * of_column - shift
+    exps.scatter_(1, columns, at_columns.to(exps.dtype))
 
 
-# Posteriors as a tensor, and the best path: what can be read from the arcs of the cells, on any
-# device.
+# What is read from the arcs of any backend: posteriors as a tensor, delays, the best path.
 
 
 def _numbers(call: Call) -> Tensor:
-    """Return the number (N, T, U+1) that each cell has in the order of csrc/cells.h: by utterances,
-    in each by anti-diagonals t + u, on each by u.  Where there is no cell there are other
-    numbers."""
+    """Return the number (M, T, U+1) of each cell in the order of the C++ code (csrc/cells.h): by
+    row, then by anti-diagonal t + u, then by u. It is meaningless where there is no cell."""
     cells = call.cells()
     first = (cells.cumsum(0) - cells).view(-1, 1, 1)
     t, u = (torch.arange(size, device=call.device) for size in (call.T, call.U1))
@@ -469,28 +499,28 @@ def _numbers(call: Call) -> Tensor:
         before, first_u = windows.diagonals_of(call.band, call.T)[:, diagonal].unbind(-1)
         return first + before + u - first_u
     T_lengths, states = call.frames.view(-1, 1, 1).long(), call.U_lengths.view(-1, 1, 1).long() + 1
+    # The diagonals of a T x (U+1) rectangle grow to its shorter side, stay so long, and shrink.
     shorter, longer = torch.minimum(T_lengths, states), torch.maximum(T_lengths, states)
-    left = T_lengths + states - 1 - diagonal
-    before = torch.where(
-        diagonal <= longer,
-        shorter * (shorter + 1) // 2 + (diagonal - shorter) * shorter,
-        T_lengths * states - left * (left + 1) // 2,
-    )
-    before = torch.where(diagonal <= shorter, diagonal * (diagonal + 1) // 2, before)
+    while_growing = diagonal * (diagonal + 1) // 2
+    while_equal = shorter * (shorter + 1) // 2 + (diagonal - shorter) * shorter
+    left = T_lengths + states - 1 - diagonal  # diagonals
+    while_shrinking = T_lengths * states - left * (left + 1) // 2
+    before = torch.where(diagonal <= longer, while_equal, while_shrinking)
+    before = torch.where(diagonal <= shorter, while_growing, before)
     return first + before + u - (diagonal - T_lengths + 1).clamp(min=0)
 
 
-def of_cells(call: Call, arcs: Tensor, backend: str, padding: float) -> Tensor:
-    """Return the numbers (N, T, U+1, parts) of the parts of each cell from `arcs` of a backend;
-    `padding` where an utterance has no cell."""
+def parts_of_cells(call: Call, arcs: Tensor, backend: str, padding: float) -> Tensor:
+    """Return the numbers (M, T, U+1, parts) that forward of a backend wrote into arcs for the parts
+    of each cell; `padding` where there is no cell."""
     is_cell = inside(call)
     parts = call.lattice.parts
     cells = arcs.shape[1]
-    if not arcs.numel():  # no window has a path
+    if not arcs.numel():  # there is no cell, since no window has a path
         return arcs.new_full((*is_cell.shape, parts), padding)
     if backend == "native":
         numbers = _numbers(call)
-        cells = call.cells().sum()  # a compiled graph has room for more
+        cells = call.cells().sum()  # arcs of a compiled graph has room for more
     elif backend == "triton" and call.window is not None:
         frame = torch.arange(call.M * call.T, device=call.device).view(call.M, call.T, 1)
         first, _ = windows.states_of_frames(call.band, call.T).split(1, -1)
@@ -506,10 +536,12 @@ def of_cells(call: Call, arcs: Tensor, backend: str, padding: float) -> Tensor:
 
 
 def mean_delay(posteriors: Tensor, reference: Optional[Tensor]) -> Tensor:
-    """Return the mean frame (N,) of the targets less that of `reference` (N, U), as
-    `transducer_loss` does.
+    """Return the mean frame (M,) at which the targets are emitted, as return_delay of
+    `transducer_loss`.
 
-    posteriors (N, T, U): with which each target is emitted at each frame."""
+    posteriors (M, T, U): the probability that each target is emitted at each frame
+    reference (M, U): frames that are subtracted; a target with a negative one does not count
+    """
     t = torch.arange(posteriors.shape[1], device=posteriors.device).view(-1, 1)
     mass = posteriors.sum(1, dtype=torch.float64)
     frames = (posteriors * t).sum(1, dtype=torch.float64) / mass
@@ -523,10 +555,9 @@ def mean_delay(posteriors: Tensor, reference: Optional[Tensor]) -> Tensor:
 def _walk_of(
     log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattice: Lattice
 ) -> Walk:
-    """Return the walk over the arcs of cells.
+    """Return the walk through lattices that are given by frames.
 
-    log_probabilities (N, T, U+1, parts): of each cell's blank, its label, and its further columns
-    (such as durations); -inf where there is no cell.
+    log_probabilities (N, T, U+1, parts): of the parts of each cell; -inf where there is no cell.
     """
     _, T, U1, _ = log_probabilities.shape
     u = torch.arange(U1, device=log_probabilities.device)
@@ -544,26 +575,28 @@ def best(
 ) -> Tuple[Tensor, Tensor]:
     """Return (frames (N, U) int64, log-probabilities (N,)) of the best paths, as `align` does.
 
-    log_probabilities (N, T, U+1, parts): of the parts of each cell; -inf where there is none.
+    log_probabilities (N, T, U+1, parts): of the parts of each cell; -inf where there is no cell.
     """
     N, T, U1, _ = log_probabilities.shape
     U_lengths, device = U_lengths.long(), log_probabilities.device
     walk = _walk_of(log_probabilities, T_lengths, U_lengths, lattice)
     chosen = U_lengths.new_zeros(T + U1, N, U1)
     total = walk.ends(walk.alphas(chosen))
-    n, u, d = torch.arange(N, device=device), U_lengths.clone(), T_lengths.long() + U_lengths
-    dt, du = (
-        torch.tensor([getattr(arc, name) for arc in lattice.arcs], device=device)
-        for name in ("dt", "du")
-    )
-    # [:, u]: of the arc that leads to u
-    frames = torch.full((N, U1), -1, dtype=torch.int64, device=device)
+    dts = torch.tensor([arc.dt for arc in lattice.arcs], device=device)
+    dus = torch.tensor([arc.du for arc in lattice.arcs], device=device)
+    # Each path is followed back from its end, by one arc at a time, to the cell (0, 0).
+    n = torch.arange(N, device=device)
+    u = U_lengths.clone()
+    d = T_lengths.long() + U_lengths
+    frames = torch.full((N, U1), -1, dtype=torch.int64, device=device)  # of the label before u
     for _ in range(len(chosen) - 1):
         arc = chosen[d, n, u]
-        leaves = (d > 0) & (total != -torch.inf)
-        dt_here, du_here = (torch.where(leaves, x[arc], 0) for x in (dt, du))
-        frames[n, u] = torch.where(du_here == 1, d - u - dt_here, frames[n, u])
-        d, u = d - dt_here - du_here, u - du_here
+        moves = (d > 0) & (total != -torch.inf)
+        dt = torch.where(moves, dts[arc], 0)
+        du = torch.where(moves, dus[arc], 0)
+        frames[n, u] = torch.where(du == 1, d - u - dt, frames[n, u])
+        d = d - dt - du
+        u = u - du
     return frames[:, 1:], total
 
 
@@ -575,10 +608,11 @@ def confidences(
     frames: Tensor,
     span: int,
 ) -> Tensor:
-    """Return the probability (N, U) with which each target is emitted within `span` frames of its
-    frame in `frames` (N, U), over all paths; 0 where that is below 0."""
+    """Return the probability (N, U) over all paths that each target is emitted at most `span` frames
+    from its frame in `frames` (N, U); 0 where that frame is negative."""
     T = log_probabilities.shape[1]
     walk = _walk_of(log_probabilities, T_lengths, U_lengths, lattice)
-    of_labels = _straight(walk.posteriors(walk.alphas(), 0.0)[1], T)[:, :, :-1]
-    t, frames = torch.arange(T, device=frames.device).view(-1, 1), frames.unsqueeze(1)
-    return of_labels.masked_fill((frames < 0) | ((t - frames).abs() > span), 0).sum(1)
+    labels = _by_frames(walk.posteriors(walk.alphas(), 0.0)[1], T)[:, :, :-1]
+    t = torch.arange(T, device=frames.device).view(-1, 1)
+    frames = frames.unsqueeze(1)
+    return labels.masked_fill((frames < 0) | ((t - frames).abs() > span), 0).sum(1)

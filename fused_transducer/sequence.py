@@ -1,4 +1,4 @@
-"""Losses of whole sequences, made of the losses of several target sequences of each utterance."""
+"""A loss of whole sequences, computed from the losses of several hypotheses of each utterance."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from torch import Tensor
 
 from fused_transducer.call import check_tensors
 
-#: In place of the loss of a hypothesis that is impossible: its probability is 0, and so is its
-#: gradient.
+#: Replaces the loss inf of an impossible hypothesis, so that its probability and its gradient are 0
+#: and not NaN.
 IMPOSSIBLE = 1e30
 
 
 def mwer_loss(
     losses: Tensor, errors: Tensor, utterance_of: Tensor, reduction: str = "mean"
 ) -> Tensor:
-    """Return the expected number of errors of each utterance's hypotheses (Prabhavalkar et al.
-    2018; of transducers Guo et al. 2020), less the mean of their errors, which shifts the value and
-    no gradient.
+    """Return the expected number of errors in each utterance's hypotheses, less the mean of their
+    errors (minimum word error rate; Prabhavalkar et al. 2018, Guo et al. 2020 for transducers).
+
+    The mean shifts the value; it changes no gradient.
 
     Args
-        losses (M,): of the hypotheses, as `transducer_loss` returns them with reduction="none".
-        Their probabilities are normalised over the list of an utterance; one whose loss is inf has
-        none.
-        errors (M,): the edit distance of each hypothesis to the transcript, of any dtype.
-        utterance_of (M,): the utterance of each, as `transducer_loss` takes it.
-        reduction: "mean" over the utterances that have hypotheses, "sum", or "none" for the (M,)
-        parts, of which those of an utterance add up to its loss.
+        losses (M,): the losses of the hypotheses, which `transducer_loss` returns with
+        reduction="none". The probabilities of an utterance's hypotheses are normalised to a sum of
+        1; a hypothesis with a loss of inf has the probability 0.
+        errors (M,): the edit distance of each hypothesis to the transcript, of any dtype
+        utterance_of (M,): the utterance of each hypothesis, as `transducer_loss` takes it
+        reduction: "mean" over the utterances that have hypotheses, "sum", or "none" for a tensor
+        (M,) in which the numbers of an utterance's hypotheses add up to its loss
 
-    Returns a tensor of the losses' dtype, differentiable by them.  Raises ValueError for other
-    shapes.
+    Returns a tensor of the losses' dtype, which is differentiable by them. Raises ValueError for
+    other shapes.
     """
     check_tensors(losses=losses, errors=errors, utterance_of=utterance_of)
     if losses.dim() != 1:
@@ -44,9 +45,9 @@ def mwer_loss(
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f"reduction: there are none, sum, mean, not {reduction!r}")
     errors, utterance_of = errors.to(losses), utterance_of.to(losses.device)
-    # (M, M): the lists, which need no number of utterances
+    # (M, M): whether two hypotheses are of one utterance; the number of utterances is not needed.
     same = utterance_of.unsqueeze(1) == utterance_of
-    size = same.sum(1, dtype=losses.dtype)
+    size = same.sum(1, dtype=losses.dtype)  # hypotheses of the utterance
     scores = torch.where(same, -losses.clamp(max=IMPOSSIBLE), -torch.inf)
     parts = scores.softmax(1).diagonal() * (errors - (same * errors).sum(1) / size)
     if reduction == "none":

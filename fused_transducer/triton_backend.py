@@ -394,7 +394,9 @@ def _backward(
     cells = arcs.shape[1]
     launch = _Launch(call, cells)
     kernels = launch.kernels
-    counts = (plain.counts(call, arcs).view(call.M, -1) & (grad_losses != 0).unsqueeze(1)).flatten()
+    counts = (
+        plain.has_gradient(call, arcs).view(call.M, -1) & (grad_losses != 0).unsqueeze(1)
+    ).flatten()
     # how many count up to each
     positions = counts.cumsum(0, dtype=torch.int64 if cells >= 2**31 else torch.int32)
     count = _Count(positions)

@@ -1,10 +1,10 @@
 """Windows: the frames at which each label may be emitted, and the cells that are left of the
 lattice.
 
-A window (N, U, 2) leaves of each state u, after u labels, the frames from which a path can come and
-go on: a *band* (N, U+1, 2) of first and last frames, both of which grow with u.  A label may leave
-a cell (t, u) exactly if (t, u+1) is a cell of the band too, so that the band says all that the
-window says, on every lattice.
+A window (N, U, 2) has the first and the last frame of each label. It leaves a *band* (N, U+1, 2) of
+the lattice: the first and the last frame of each state u, which is the state after u labels. Both
+frames grow with u. A label may leave a cell (t, u) exactly if (t, u+1) is in the band too. So the
+band says all that the window says, on every lattice.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def window_of(frames: Tensor, left: int, right: int, T_lengths: Tensor) -> Tensor:
-    """Return the window (N, U, 2) int64 of labels that may be emitted from `left` frames before
-    those of an alignment to `right` frames behind them.
+    """Return the window (N, U, 2) int64 around an alignment.
 
-    frames (N, U): integers, such as those of `align`, or of a CTM of another system; where one is
-    negative, the label may be emitted at any frame.  T_lengths (N,): the frames of each utterance.
+    Args
+        frames (N, U): integers, the frame of each label, such as from `align` or from the CTM of
+        another system. Where it is negative, the label may be emitted at any frame.
+        left, right: how many frames before and after its frame a label may be emitted
+        T_lengths (N,): the number of frames of each utterance
+
     Raises ValueError for bad arguments.
     """
     for name, tensor, dimensions in (("frames", frames, 2), ("T_lengths", T_lengths, 1)):
@@ -50,10 +53,10 @@ def window_of(frames: Tensor, left: int, right: int, T_lengths: Tensor) -> Tenso
 def limits(
     window: Tensor, T_lengths: Tensor, U_lengths: Tensor, step: int = 0
 ) -> Tuple[Tensor, Tensor]:
-    """Return the first and the last frame (N, U+1) of each state, whether or not there is a path.
+    """Return the first and the last frame of each state, two tensors (N, U+1), whether or not there
+    is a path. States beyond an utterance's own get those of its last.
 
-    step: the frames that a label goes ahead at least.  Beyond an utterance's own states, those of
-    its last.
+    step: the least number of frames that a label goes ahead
     """
     U = window.shape[1]
     u = torch.arange(U + 1, device=window.device)
@@ -61,11 +64,11 @@ def limits(
     is_label = u[:U] < U_lengths.unsqueeze(1)
     opens = window[..., 0].long().masked_fill(~is_label, 0).clamp(min=0)
     closes = torch.where(is_label, torch.minimum(window[..., 1].long(), last_frame), last_frame)
-    # of a state alone: a path comes to u by label u - 1, and goes on by label u
+    # By its own labels alone: a path comes to state u by label u - 1, and leaves it by label u.
     begin = pad(opens + step, (1, 0))
     end = torch.cat([closes, last_frame], 1)
-    # no state begins before the one before it, nor ends after the one behind it, each by the frames
-    # that the labels between take: a running maximum (minimum) of what is left without these
+    # By the other states too: none begins before the state before it, and none ends after the state
+    # behind it. `ahead` is what the labels up to a state take at least, by which they are apart.
     ahead = step * torch.minimum(u, U_lengths.unsqueeze(1))
     begin = (begin - ahead).cummax(1).values + ahead
     end = (end - ahead).flip(1).cummin(1).values.flip(1) + ahead
@@ -75,19 +78,19 @@ def limits(
 def frames_of_labels(
     window: Tensor, T_lengths: Tensor, U_lengths: Tensor, step: int = 0, ends: bool = True
 ) -> Tuple[Tensor, Tensor]:
-    """Return the earliest frame (N, U) of each label after those before it, and the latest for
-    those behind it: no path fits a window where one is after the other.
+    """Return two tensors (N, U): the earliest frame of each label that the labels before it leave,
+    and the latest that the labels behind it need. If the earliest is later, there is no path.
 
-    step: the frames that a label goes ahead at least; ends: whether the last one may lead to the
-    end.
+    step: the least number of frames that a label goes ahead
+    ends: whether the last label may lead to the end of the utterance
     """
     begin, end = limits(window, T_lengths + step * ends, U_lengths, step)
     return begin[:, 1:] - step, end[:, :-1]
 
 
 def band_of(window: Tensor, T_lengths: Tensor, U_lengths: Tensor, T: int) -> Tensor:
-    """Return the first and last frame (N, U+1, 2) int64 of each state; (T, T - 1) of states without
-    a cell, which are those beyond an utterance's own, and all of one without a path."""
+    """Return the first and last frame of each state, (N, U+1, 2) int64. States without a cell get
+    (T, T - 1): those beyond an utterance's own, and all states if it has no path."""
     earliest, latest = frames_of_labels(window, T_lengths, U_lengths)
     has_path = (earliest <= latest).all(1, keepdim=True)
     is_state = torch.arange(window.shape[1] + 1, device=window.device) <= U_lengths.unsqueeze(1)
@@ -96,15 +99,16 @@ def band_of(window: Tensor, T_lengths: Tensor, U_lengths: Tensor, T: int) -> Ten
 
 
 def states_of_frames(band: Tensor, T: int) -> Tensor:
-    """Return for each frame (N, T, 2) its first state, and the one behind its last."""
+    """Return the range of states at each frame, (N, T, 2): the first, and the one behind the last."""
     t = torch.arange(T, device=band.device).expand(len(band), -1).contiguous()
     begin, end = (x.contiguous() for x in band.unbind(-1))
     return torch.stack([torch.searchsorted(end, t), torch.searchsorted(begin, t, right=True)], -1)
 
 
 def diagonals_of(band: Tensor, T: int) -> Tensor:
-    """Return for each anti-diagonal d = t + u (N, T+U+2, 2) the cells of the utterance before it,
-    and its first state: `Diagonal` of csrc/problem.h."""
+    """Return two numbers for each anti-diagonal d = t + u, (N, T+U+2, 2): how many cells of the
+    utterance are on earlier diagonals, and the first state on this one (see `Diagonal` of
+    csrc/problem.h)."""
     u = torch.arange(band.shape[1], device=band.device)
     d = torch.arange(T + len(u) + 1, device=band.device).expand(len(band), -1).contiguous()
     begin, end = (x.contiguous() for x in (band + u.unsqueeze(-1)).unbind(-1))
