@@ -76,12 +76,7 @@ def benchmark(
     )
     is_default = tuple(getattr(arguments, "only", ())) == parser.standard()  # no row was named
     if is_default:
-        is_short = bool(arguments.budget)
-        is_sweep = bool(arguments.sweep)
-        rows = default_rows(names, device, is_short, arguments.topology, is_sweep)
-        left_out = [name for name in names if name not in (*rows, *names_of_script)]
-        if left_out and not arguments.quiet:
-            say(f"left out unless --only or --topology names them: {', '.join(left_out)}")
+        left_out = _left_out(names, device, arguments, names_of_script)
         python_of = {name: choice for name, choice in python_of.items() if name not in left_out}
     keys = [key for key, value in flags.items() if value is not None]
     keys += [axis.key for axis in arguments.sweep]
@@ -99,9 +94,24 @@ def benchmark(
     return _finish(ended, measurement.folders, arguments, names_of_script)
 
 
+def _left_out(
+    names: Sequence[str], device: str, arguments: Namespace, names_of_script: Sequence[str]
+) -> list[str]:
+    """Return the names that are not measured by default, and print them.  Those of the script that
+    was started are measured."""
+    is_short = bool(arguments.budget)
+    is_sweep = bool(arguments.sweep)
+    rows = default_rows(names, device, is_short, arguments.topology, is_sweep)
+    left_out = [name for name in names if name not in (*rows, *names_of_script)]
+    if left_out and not arguments.quiet:
+        say(f"left out unless --only or --topology names them: {', '.join(left_out)}")
+    return left_out
+
+
 @dataclass
 class Measurement:
-    """Measures the cells of a sweep, one after the other, or the one cell without a sweep.
+    """Measures the cells of a sweep, one after the other.  A cell is a combination of the values of
+    --sweep; without a sweep there is one.
 
     Attributes:
         python_of: the Python of each row
@@ -198,7 +208,7 @@ class Measurement:
                     session,
                     plan(names, resolved, self.controls),
                     limits=parser.with_limits(arguments, resolved),
-                    wait=parser.wait(arguments),
+                    wait=parser.seconds_to_wait(arguments),
                 )
 
 

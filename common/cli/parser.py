@@ -184,7 +184,7 @@ def with_limits(arguments: Namespace, resolved: settings.Settings) -> bool:
     return not (is_quick or arguments.budget or arguments.sweep)
 
 
-def wait(arguments: Namespace) -> float:
+def seconds_to_wait(arguments: Namespace) -> float:
     """Return how many seconds to wait, in all, for a quiet machine: as --wait says, or by default
     WAIT_SECONDS; 0 if the run is quick or a sweep."""
     if arguments.wait is not None:
@@ -215,7 +215,7 @@ def implementations(everything: Sequence[str]) -> Callable[[str], tuple[str, ...
 
 
 def add_loss(group: Any) -> None:
-    """Add --loss, which names functions to measure without a script of theirs."""
+    """Add --loss, which names functions that are measured without a script of their own."""
     add(
         group,
         "--loss",
