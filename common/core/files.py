@@ -48,7 +48,7 @@ _NOT_MEASURING = {"analysis", "cli", "present", "show", "scripts"}
 
 
 def digest(*paths: Path) -> str:
-    """Return the first 12 hex digits of the SHA-256 of some files' bytes.  Raises OSError."""
+    """Return 12 hex digits of the SHA-256 of some files, one after the other.  Raises OSError."""
     content = hashlib.sha256()
     for path in paths:
         content.update(path.read_bytes())

@@ -25,7 +25,7 @@ _COMMAND = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[]PX^_][^\x07\x1b]*(?:\x07|\x
 #: Replaces infinity and NaN in JSON, which has neither.
 UNBOUNDED = 1e300
 _SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 80
+_SHORT.maxstring = _SHORT.maxother = 80  # characters
 #: The folders of an absolute path: "/usr/lib/" of "/usr/lib/libc.so", nothing in "https://a.b/c".
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.+-]+/)+")
 

@@ -65,7 +65,8 @@ class Column(NamedTuple):
 
     def value(self, cell: Cell) -> Value:
         """Return the value of a cell for sorting and CSV; None for an unknown number."""
-        return cell.shown if cell.value is None and not self.numeric else cell.value
+        is_text = cell.value is None and not self.numeric
+        return cell.shown if is_text else cell.value
 
 
 class Table(NamedTuple):

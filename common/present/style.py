@@ -102,8 +102,8 @@ def looks(kinds: Mapping[str, str | None]) -> dict[str, Look]:
     kinds: name -> kind of the loss."""
     names = [implementation.name for implementation in implementations.with_variants()]
 
-    # Losses without @CONDITION choose first, in the order of the table of implementations.
     def rank(name: str) -> tuple[bool, int, str]:
+        """Sort losses without @CONDITION first, both in the order of the implementations."""
         base = name.partition("@")[0]
         return "@" in name, names.index(base) if base in names else len(names), name
 

@@ -72,8 +72,8 @@ class Uv:
         if variables.pop("UV_NO_INDEX", "").lower() in ("1", "y", "yes", "t", "true", "on"):
             self._flags.append("--no-index")  # uv has a flag for this, but no variable
         else:
-            extra = {"UV_INDEX", "UV_FIND_LINKS"}.intersection(variables)
-            self._extra = {name: variables.pop(name) for name in extra}
+            names = [name for name in ("UV_INDEX", "UV_FIND_LINKS") if name in variables]
+            self._extra = {name: variables.pop(name) for name in names}
         self._variables = {**variables, **os.environ, "UV_PYTHON_DOWNLOADS": "never"}
 
     def run(self, *arguments: str) -> None:
@@ -154,9 +154,9 @@ class Uv:
         settings = self._run(python, "-m", "pip", "config", "list", stdout=subprocess.PIPE)
         for section in ("global.", "install.", ":env:."):
             for line in settings.splitlines():
-                name, equals, value = line.partition("=")
+                name, _, value = line.partition("=")
                 variable = VARIABLES.get(name.removeprefix(section))
-                if equals and name.startswith(section) and variable:
+                if variable and name.startswith(section):
                     separator = "," if variable == "UV_FIND_LINKS" else " "
                     variables[variable] = separator.join(ast.literal_eval(value).split())
         return variables
@@ -324,6 +324,7 @@ def setup_and_build(names: list[str]) -> int:
     builds: list[subprocess.Popen[bytes]] = []
 
     def build(environment: str, *packages: str) -> None:
+        """Start to compile packages (none: all) for an environment, if that is there."""
         if python := interpreter(environment):
             command = [str(python), "-m", "rnnt_bench.setup.extensions", *packages]
             builds.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL))
@@ -414,6 +415,7 @@ def lock(names: Iterable[str] = ()) -> int:
 
     names: environments, or "uv"; default: all."""
     for name in names or ("uv", *ENVIRONMENTS):
+        # The environment of uv is made with any Python that runs set-up.
         minors = [9] if name == "uv" else [int(item[2:]) for item in _environment(name).pythons]
         source = LOCKS / f"{name}.in"
         flags = [*LOCKING, "--custom-compile-command", "make lock"]

@@ -170,8 +170,8 @@ def tools(source: SourcePackage, device: str) -> tuple[dict[str, str], str]:
         raise NotRunnable("missing", f"{sys.executable} has no torch: pip install torch")
     versions = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
     compiler = os.environ.get("CXX", "c++")
-    version = libraries.compiler_version(compiler)
-    if not version:
+    compiler_version = libraries.compiler_version(compiler)
+    if not compiler_version:
         raise NotRunnable(
             "missing",
             f"{source.package} is compiled from source, which needs a C++ compiler; `{compiler}` is none: "
@@ -183,7 +183,7 @@ def tools(source: SourcePackage, device: str) -> tuple[dict[str, str], str]:
     conditions = [
         sysconfig.get_config_var("SOABI"),
         versions["__version__"],
-        version,
+        compiler_version,
         source.recipe(device),
     ]
     if device == "cuda":
@@ -439,8 +439,8 @@ def _compile_module(source: SourcePackage, device: str, sdist: Path, target: Pat
 def _runtime_library(folder: Path) -> list[str]:
     """Return linker flags with which `-lcudart` finds CUDA's runtime; [] if it finds it anyway.
 
-    NVIDIA's Python packages have only libcudart.so.13 or so.  Then `folder` gets a link to it that
-    is named libcudart.so."""
+    NVIDIA's Python packages have only a file such as libcudart.so.13.  Then `folder` gets a link to
+    it that is named libcudart.so."""
     library = Path(os.environ.get("CUDA_HOME", ""), "lib")
     versioned = sorted(library.glob("libcudart.so.*"))
     if not versioned or (library / "libcudart.so").exists():
