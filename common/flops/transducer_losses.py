@@ -165,10 +165,10 @@ def _fused_losses(call: Call) -> Count:
 def _fused_gradients(call: Call) -> Count:
     """Count the gradients of joiner and loss, at the cells whose posterior is not negligible.
 
-    Each such cell has a product of H and V numbers for the gradient of the weight, one for that of
-    the outputs, and one for its logits where the forward kept none.  Beside them it takes 2 H for
-    the sum and the activation, 4 V for the softmax and the gradient, V for the bias, 4 H for the
-    outputs."""
+    Each such cell has up to three products of H and V numbers: for the gradient of the weight, for
+    that of the outputs, and for its logits where the forward kept none.  Beside them it takes 2 H
+    for the sum and the activation, and 4 V for the softmax and the gradient.  The gradient of the
+    bias takes V, that of the outputs 4 H."""
     fused = _fused(call)
     V, H = fused.V, fused.H
     blanks = 1

@@ -112,11 +112,12 @@ def read(path: Path) -> Kept:
     jobs = {}
     for name, lines in store.latest_jobs(records).items():
         end = store.status_of(lines)
-        job = jobs[name] = Job(end.status, end.reason or "") if end else Job()
+        job = Job(end.status, end.reason or "") if end else Job()
         job.environment = next(
             (line for line in lines if isinstance(line, schema.Environment)), None
         )
         job.values = [line.value for line in lines if isinstance(line, schema.Measured)]
+        jobs[name] = job
     return Kept(path, records[0], jobs)
 
 
@@ -138,11 +139,12 @@ def answers(
         newest_first = sorted(runs, reverse=True)
         newest = newest_first[0]
         shown = next((run for run in newest_first if not _is_empty(run.file)), newest)
-        later = newest_first[: newest_first.index(shown)]
+        position = newest_first.index(shown)
+        later = newest_first[:position]
         if len(runs) > 1:
             store.warn_of_clock(newest.file.parent, newest.started)
         if len(paths) > 1:
-            hidden = {run.file.parent for run in newest_first if run not in (shown, *later)}
+            hidden = [run.file.parent for run in newest_first[position + 1 :]]
             for path in paths:
                 store.warn_of_hidden(Path(path), hidden)
         result = _answer_of(shown.file, answer)

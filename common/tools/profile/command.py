@@ -59,12 +59,16 @@ def parser() -> Parser:
         "Sort utterances by length and fill batches up to --max-frames. Default: false",
         default=False,
     )
-    words = "Most feature frames in a batch, the sum over its utterances"
-    add_setting(group, "max_frames", f"{words}. Default: {_by_device('max_frames')}", metavar="K")
-    words = "Utterances in a batch"
-    add_setting(group, "batch_size", f"{words}. Default: {_by_device('batch_size')}", metavar="K")
-    words = "Number of batches, drawn from all and used in turn"
-    add_setting(group, "num_batches", f"{words}. Default: 1", default=1)
+    help_text = "Most feature frames in a batch, the sum over its utterances"
+    add_setting(
+        group, "max_frames", f"{help_text}. Default: {_by_device('max_frames')}", metavar="K"
+    )
+    help_text = "Utterances in a batch"
+    add_setting(
+        group, "batch_size", f"{help_text}. Default: {_by_device('batch_size')}", metavar="K"
+    )
+    help_text = "Number of batches, drawn from all and used in turn"
+    add_setting(group, "num_batches", f"{help_text}. Default: 1", default=1)
     group = result.add_argument_group("the model")
     group.add_argument(
         "--config",
@@ -108,17 +112,17 @@ def parser() -> Parser:
     group.add_argument(
         "--no-dropout", dest="dropout", action="store_false", help="Set every dropout to 0."
     )
-    words = "Run the model under autocast; losses stay in float32. Default: none"
-    group.add_argument("--amp", choices=("bfloat16",), help=words)
+    help_text = "Run the model under autocast; losses stay in float32. Default: none"
+    group.add_argument("--amp", choices=("bfloat16",), help=help_text)
     group.add_argument("--optimizer", action="store_true", help="Also run AdamW's step.")
     group = result.add_argument_group("the run")
     add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
-    words = f"Timed steps, with labels. Default: {_by_device('steps')}"
-    group.add_argument("--steps", type=flag_types.Whole(1), metavar="K", help=words)
-    words = f"Steps before the timed ones. Default: {_by_device('warmup')}"
-    group.add_argument("--warmup", type=flag_types.Whole(0), metavar="K", help=words)
-    words = "Steps under torch.profiler. Default: 2"
-    group.add_argument("--trace-steps", type=flag_types.Whole(1), metavar="K", help=words)
+    help_text = f"Timed steps, with labels. Default: {_by_device('steps')}"
+    group.add_argument("--steps", type=flag_types.Whole(1), metavar="K", help=help_text)
+    help_text = f"Steps before the timed ones. Default: {_by_device('warmup')}"
+    group.add_argument("--warmup", type=flag_types.Whole(0), metavar="K", help=help_text)
+    help_text = "Steps under torch.profiler. Default: 2"
+    group.add_argument("--trace-steps", type=flag_types.Whole(1), metavar="K", help=help_text)
     quick = "2 layers of the Conformer transducer, one utterance, 2 steps"
     commands.add_flags(
         group, seed="Seed of inputs and weights", folder="profile-<size>", quick=quick, timeout=None
