@@ -7,7 +7,7 @@ limit: the job "together"."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -81,13 +81,10 @@ class Buckets(Struct, tag="training", kw_only=True):
     words: list[str]
     limit: str = ""
 
-    def tries(self, sizes: Mapping[int, int]) -> list[Try]:
-        """Return a step for each bucket.  sizes: number of a bucket, from 1 -> N."""
-        tries = []
-        for number, N in sizes.items():
-            bucket = self.buckets[number - 1]
-            tries.append(Try(N=N, T=bucket.T, U=bucket.U, bucket=number))
-        return tries
+    def step(self, number: int, N: int) -> Try:
+        """Return a step of N utterances of a bucket, by its number, from 1."""
+        bucket = self.buckets[number - 1]
+        return Try(N=N, T=bucket.T, U=bucket.U, bucket=number)
 
 
 class Steps(Request, tag="steps", kw_only=True):
@@ -164,16 +161,6 @@ class Progress(Struct):
     name: str
     job: Job
 
-    @property
-    def sizes(self) -> dict[int, int]:
-        """Return N by the numbers of the buckets that have a size."""
-        return {number: end.size for number, end in self.outcomes.items() if end.size}
-
-    @property
-    def to_run_together(self) -> bool:
-        """Tell whether the steps over all buckets did not run, or not to their end."""
-        return bool(self.sizes) and self.job.status != "ok"
-
 
 def progress(config: Buckets, kept: Kept, loss: str) -> Progress:
     """Return how far a training is with a loss.
@@ -223,14 +210,17 @@ def coming(config: Buckets, kept: Kept, steps: Steps) -> list[tuple[str, Steps]]
     for state in losses:
         for number, end in state.outcomes.items():
             if end.coming is not None:
-                tries = config.tries({number: end.coming})
+                tries = [config.step(number, end.coming)]
                 request = structs.replace(steps, loss=state.loss, tries=tries)
                 probes.append((f"{end.name} probe-{end.coming}", request))
     if probes:
         return probes
     together = []
-    for state in filter(lambda state: state.to_run_together, losses):
-        tries = config.tries(state.sizes)
+    for state in losses:
+        sizes = [(number, end.size) for number, end in state.outcomes.items() if end.size]
+        if not sizes or state.job.status == "ok":
+            continue
+        tries = [config.step(number, N) for number, N in sizes]
         rounds = max(STEPS_OF_BUCKET, math.ceil(STEPS_TOGETHER / len(tries)))
         request = structs.replace(steps, loss=state.loss, tries=tries, rounds=rounds, share=1.0)
         together.append((state.name, request))
@@ -343,8 +333,8 @@ def _add_ends(result: Answer, state: Progress, rows: Sequence[Row]) -> None:
             result.failures.append(f"{name} (T {row.T}, U {row.U}): {row.status}: {row.reason}")
         result.rows.append(structs.asdict(row))
         result.statuses.append(row.status)
-    if state.to_run_together:
-        status = state.job.status
+    status = state.job.status
+    if status != "ok" and any(row.N for row in rows):
         result.statuses.append(status)
         words = f"{state.loss} steps over all buckets: {status} {state.job.reason}"
         result.failures.append(words.strip())
