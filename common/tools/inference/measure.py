@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,21 +135,27 @@ class Calls:
         N, samples = self.waves.shape
         device = self.waves.device
         lengths = torch.full((N,), samples, device=device)
-        mixed = self.dtype != "float32"
-        with torch.autocast(device.type, getattr(torch, self.dtype)) if mixed else nullcontext():
-            if self.model.stream is None:
-                outputs = self.model.call(self.waves, lengths)
-                if outputs is None:
-                    raise WrongResult("the model returns None: it has to return its outputs")
-                return outputs
-            pieces = []
-            for piece in self.model.stream(self.waves, lengths):
-                pieces.append(piece)
-                has_symbols = piece.numel() > 0 if isinstance(piece, torch.Tensor) else bool(piece)
-                if has_symbols and not self.streamed:
-                    self.streamed = True
-                    at_first_symbol()
-            return pieces
+        context: AbstractContextManager = nullcontext()
+        if self.dtype != "float32":
+            context = torch.autocast(device.type, getattr(torch, self.dtype))
+        with context:
+            if self.model.stream is not None:
+                return self._pieces(self.model.stream(self.waves, lengths), at_first_symbol)
+            outputs = self.model.call(self.waves, lengths)
+        if outputs is None:
+            raise WrongResult("the model returns None: it has to return its outputs")
+        return outputs
+
+    def _pieces(self, stream: Iterable[Any], at_first_symbol: Callable[[], None]) -> list[Any]:
+        """Return all pieces of a stream; call `at_first_symbol` at the first that is not empty."""
+        pieces = []
+        for piece in stream:
+            pieces.append(piece)
+            has_symbols = piece.numel() > 0 if isinstance(piece, torch.Tensor) else bool(piece)
+            if has_symbols and not self.streamed:
+                self.streamed = True
+                at_first_symbol()
+        return pieces
 
     def run(self, after_forward: Callable[[], None] = lambda: None) -> None:
         """Make one call; call `after_forward` at the first symbol, or at the end where there is
