@@ -90,7 +90,7 @@ def table(folder: str) -> str:
     ]
     made, every = markdown_of(["loss", *map(Column, heads)], lines), list(_by_name(folder).values())
     pick = verdict.fastest(every)
-    products = verdict.of_products(pick, every) if pick else ""
+    products = verdict.products_answer(pick, every) if pick else ""
     sentences = [f"As a step over {pick.row.name}'s, {products}."] if pick and products else []
     return "\n\n".join([made, *sentences, f"This was {_dated(folder)}."])
 

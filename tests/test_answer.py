@@ -133,7 +133,7 @@ def test_the_verdict_is_of_the_rows(log):
     assert small.row.name == "torchaudio" and small.sure and small.factor == pytest.approx(50 / 40)
     assert small.next is quick.row and small.next_time == pytest.approx(1 / 3, rel=0.01)
     assert approximate.row.name == "fast_rnnt-pruned"
-    assert (approximate.over.ratio, approximate.memory) == pytest.approx((0.1, 0.1), rel=0.01)
+    assert (approximate.time_over_exact.ratio, approximate.peak_over_exact) == pytest.approx((0.1, 0.1), rel=0.01)
     verdict_text = screen(log).partition("VERDICT")[2]
     for name in ("optimized_transducer", "torchaudio", "fast_rnnt-pruned"):
         assert name in verdict_text
@@ -151,7 +151,7 @@ def test_memory_is_judged_by_the_smallest_row_by_utterance_too(tmp_path):
     text = " ".join(screen(tmp_path).split())
     assert "by-utterance at 30.0x the peak and 7.0x the time" in text and "30x smaller than torchaudio:by-utter" in text
     assert "exact, an utterance at a time:" in text and cards.title(group) == verdict.headline(quick, small)
-    assert "by-utterance at 30.0x the peak" in in_words(verdict.memory(quick.row, small))
+    assert "by-utterance at 30.0x the peak" in in_words(verdict.memory_answer(quick.row, small))
 
 
 @pytest.mark.parametrize(

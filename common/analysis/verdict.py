@@ -1,8 +1,8 @@
-"""Pick the best rows of one configuration, the fastest, the smallest, the fastest approximation,
-and put it in words. Times as in the tables (see standing.py): a loss is surely the fastest when
-every other under its torch is "slower". Memory and largest batches are measured in one process and
-have no interval; there a margin decides. A sentence is a list of texts and of links to the files
-that its numbers are from, without a full stop."""
+"""Pick the best rows of one configuration (the fastest, the smallest, the fastest approximation), and
+put the picks in sentences.
+
+Times are judged as in tables (see standing.py): a loss is surely the fastest when every other under its
+torch is "slower". Memory is measured in one process and has no interval, so a margin decides."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from rnnt_bench.core.called import command
 from rnnt_bench.present import parts
 from rnnt_bench.setup.interpreters import version_numbers
 
-#: Peaks that differ by less count as equal: the two ways to measure them differ as much.
+#: Peaks that differ by less than this share count as equal, since the two ways to measure them differ as
+#: much.
 MEMORY_MARGIN = 0.02
-#: Kinds of exact rows; None: not known, of traces alone.
+#: Kinds of exact rows; None is that of traces without records.
 EXACT = ("exact", None)
 
 
@@ -35,14 +36,15 @@ class Pick:
     Attributes:
         row: the best
         rivals: rows that may be as good, the nearest first
-        next: the first rival, or else the first that is worse
-        factor: how many times the best's time, peak or size the next has
+        next: the first rival, or where there is none the best of the other rows
+        factor: the time of `next` over that of `row`; of the smallest row the peak over its peak
         scope: "step" or "loss", whose times are compared
-        next_ratio: the ratio of the next's time, with its interval
-        next_time: the next's time over the best's, where `factor` is one of peaks
-        over, memory: time and peak of an approximation over the fastest exact row's
-        judged: None where no conformance matrix judged it
-        withheld: why there is no answer, and no ratio: other load
+        next_ratio: the ratio of these times with its interval; None of peaks
+        next_time: the time of `next` over that of the smallest row
+        time_over_exact: ratio of an approximation's time to that of the fastest exact row
+        peak_over_exact: ratio of an approximation's peak to that of the fastest exact row
+        judged: what the conformance matrix says of its loss; None where it says nothing
+        withheld: why there is no answer, which is other load; else ""
     """
 
     row: Row
@@ -52,8 +54,8 @@ class Pick:
     scope: str = "step"
     next_ratio: Ratio | None = None
     next_time: float | None = None
-    over: Ratio | None = None
-    memory: float | None = None
+    time_over_exact: Ratio | None = None
+    peak_over_exact: float | None = None
     judged: parts.Judged | None = None
     withheld: str = ""
 
@@ -63,13 +65,13 @@ class Pick:
 
 
 class LogitsPick(NamedTuple):
-    """Hold the best exact loss of given logits.
+    """Hold the best of the exact losses that take logits.
 
     Attributes:
-        loss: by the loss alone
-        step: by the step of the losses that take logits, which a training pays for
-        best: the answer, by the step, or by the loss alone among those that may be as fast by the
-            step; None where it is unclear
+        loss: the best by the loss alone
+        step: the best by the step, which a training pays for
+        best: the answer: `step`, or `loss` where the step leaves open which is the fastest; None where
+            that is unclear too
     """
 
     loss: Pick
@@ -87,20 +89,21 @@ class Picks(NamedTuple):
 
 
 def picks(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Picks:
-    """Return the picks of rows of one group. folders: where a conformance matrix may be, besides
-    docs/."""
-    quick = fastest(rows)
+    """Return the picks of rows of one group.
+
+    folders: where a conformance matrix may be, besides docs/
+    """
+    exact = fastest(rows)
     approximate = fastest(rows, ("pruned",))
-    if approximate and quick:
-        standing = stand(approximate.row, quick.row, approximate.scope)
-        memory = None
-        if approximate.row.peak_mb and quick.row.peak_mb:
-            memory = approximate.row.peak_mb / quick.row.peak_mb
-        approximate = replace(
-            approximate, over=None if standing.beside_load else standing.ratio, memory=memory
-        )
+    if approximate and exact:
+        standing = stand(approximate.row, exact.row, approximate.scope)
+        if not standing.beside_load:
+            approximate = replace(approximate, time_over_exact=standing.ratio)
+        if approximate.row.peak_mb and exact.row.peak_mb:
+            peak_over_exact = approximate.row.peak_mb / exact.row.peak_mb
+            approximate = replace(approximate, peak_over_exact=peak_over_exact)
     return Picks(
-        with_judgement(quick, folders),
+        with_judgement(exact, folders),
         given_logits(rows),
         smallest(rows),
         with_judgement(approximate, folders),
@@ -113,13 +116,16 @@ def with_judgement(pick: Pick | None, folders: Sequence[Path]) -> Pick | None:
 
 
 def fastest(rows: Sequence[Row], kinds: Sequence[str | None] | None = None) -> Pick | None:
-    """Return the fastest of these kinds by the step, or by the loss where no step was timed."""
+    """Return the fastest row by the step, or by the loss where no step was timed; None without times.
+
+    kinds: those to choose from; None for `ranked_kinds`
+    """
     rows = _ok(rows, kinds)
     return by_time(rows, "step") or by_time(rows, "loss")
 
 
 def given_logits(rows: Sequence[Row]) -> LogitsPick | None:
-    """Return the pick of the exact rows that take logits; None where no loss was timed alone."""
+    """Return the best of the exact rows that take logits; None where no loss was timed alone."""
     with_logits = [row for row in _ok(rows) if row.loss_alone.ms]
     loss = by_time(with_logits, "loss")
     step = by_time(with_logits, "step")
@@ -129,25 +135,29 @@ def given_logits(rows: Sequence[Row]) -> LogitsPick | None:
         return LogitsPick(loss, step, best=None)
     if step and step.sure:
         return LogitsPick(loss, step, best=step)
+    # by the loss alone, but only of those that may be the fastest by the step
     may_be_fastest = step is None or loss.row in [step.row, *step.rivals]
     return LogitsPick(loss, step, best=loss if loss.sure and may_be_fastest else None)
 
 
 def by_time(rows: Sequence[Row], scope: str) -> Pick | None:
+    """Return the fastest row by a scope, with its rivals; None without times of this scope."""
     ranked = standings(rows, scope)
     if not ranked:
         return None
     best, *others = ranked
     others = [standing for standing in others if standing.ratio]
     rivals = [standing for standing in others if standing.may_be_as_fast]
-    if not best.beside_load and not rivals:  # none follows by a ratio that other load made
-        others = [standing for standing in others if not standing.beside_load]
-    following = next(iter(rivals or others), None)
-    ratio = following.ratio if following and not best.beside_load else None
+    following = rivals or others
+    if not best.beside_load and not rivals:
+        # a ratio that other load made does not tell which row comes next
+        following = [standing for standing in others if not standing.beside_load]
+    second = following[0] if following else None
+    ratio = second.ratio if second and not best.beside_load else None
     return Pick(
         best.row,
         [standing.row for standing in rivals],
-        following.row if following else None,
+        second.row if second else None,
         ratio.ratio if ratio else None,
         scope,
         ratio,
@@ -156,48 +166,48 @@ def by_time(rows: Sequence[Row], scope: str) -> Pick | None:
 
 
 def smallest(rows: Sequence[Row]) -> Pick | None:
-    """Return the exact row with the least memory, by utterance too, and how the next one's time
-    stands to its."""
-    peaks = [(peak, row) for row in _ok(rows, _with_pieces(rows)) if (peak := row.peak_mb)]
+    """Return the exact row with the smallest peak; None where no peak was measured.
+
+    Losses that work on one utterance at a time count too: they are exact, but slower."""
+    kinds = ranked_kinds(rows)
+    if kinds == EXACT:
+        kinds = (*kinds, implementations.BY_UTTERANCE)
+    peaks = {row: row.peak_mb for row in _ok(rows, kinds) if row.peak_mb}
     if not peaks:
         return None
-    (least, best), *others = sorted(peaks, key=lambda pair: pair[0])
+    best, *others = sorted(peaks, key=peaks.__getitem__)
     if not others:
         return Pick(best)
-    rivals = [row for peak, row in others if peak / least <= 1 + MEMORY_MARGIN]
-    peak, following = others[0]
-    standing = stand(following, best, "step")
+    factors = {row: peaks[row] / peaks[best] for row in others}
+    rivals = [row for row, factor in factors.items() if factor <= 1 + MEMORY_MARGIN]
+    second = others[0]
+    standing = stand(second, best, "step")
     next_time = standing.factor if standing.ratio and not standing.beside_load else None
-    return Pick(best, rivals, following, peak / least, next_time=next_time)
-
-
-def _with_pieces(rows: Sequence[Row]) -> Sequence[str | None]:
-    """Return the ranked kinds, and that of exact losses by utterance, which differ from those in
-    memory and time."""
-    kinds = ranked_kinds(rows)
-    return (*kinds, implementations.BY_UTTERANCE) if kinds == EXACT else kinds
+    return Pick(best, rivals, second, factors[second], next_time=next_time)
 
 
 def ranked_kinds(rows: Sequence[Row]) -> Sequence[str | None]:
-    """Return the kinds whose fastest a verdict names: the exact losses, or those of the rows' one
-    lattice."""
+    """Return the kinds that a verdict chooses from: the exact ones, or the lattice of the rows if they
+    have only one and no exact loss."""
     kinds = {row.kind for row in rows if row.is_comparable and not row.other_torch}
     lattices = kinds.intersection(implementations.LATTICES)
     return EXACT if kinds.intersection(EXACT) or len(lattices) != 1 else tuple(lattices)
 
 
 def _ok(rows: Sequence[Row], kinds: Sequence[str | None] | None = None) -> list[Row]:
+    """Return the rows of some kinds (None: `ranked_kinds`) that can be compared under one torch."""
     kinds = ranked_kinds(rows) if kinds is None else kinds
     return [row for row in rows if row.is_comparable and row.kind in kinds and not row.other_torch]
 
 
-# In words.
+# In sentences.
 
-Words = list[str | parts.Link]
+#: A sentence without its full stop: texts, and links to the files that its numbers are from.
+Sentence = list[str | parts.Link]
 
-#: Corners of a loss that a verdict names.
+#: A verdict names so many caveats of a loss, and counts the others.
 MOST_CAVEATS = 4
-#: Made logits whose name says too little.
+#: Kind of logits -> a description, for those whose name says too little.
 LOGITS = {
     "peaky": "peaky logits (made, sharper than a trained model's)",  # of earlier runs
     "early": "logits of a small model's first steps",
@@ -207,14 +217,15 @@ LOGITS = {
 
 
 class Measure(NamedTuple):
-    """Hold what rows are compared by.  shown: returns a row's value in words; noun: of what a ratio
-    is."""
+    """Hold what rows are compared by.  shown: returns a row's value as text; noun: names the value, as
+    "the time"."""
 
     shown: Callable[[Row], str]
     noun: str
 
 
 def time_of(scope: str) -> Measure:
+    """Return the measure of the time of "step" or "loss"."""
     return Measure(lambda row: f"{text.number(row.median_ms(scope))} ms a {scope}", "the time")
 
 
@@ -225,7 +236,8 @@ def name_of(row: Row) -> str:
     return row.label or text.plain(row.name)
 
 
-def value(row: Row, measure: Measure) -> parts.Link:
+def linked(row: Row, measure: Measure) -> parts.Link:
+    """Return a row's value as a link to its records."""
     return parts.Link(measure.shown(row), row.results)
 
 
@@ -233,8 +245,12 @@ def value(row: Row, measure: Measure) -> parts.Link:
 
 
 def headline(pick: Pick, small: Pick | None = None) -> str:
-    """Return the advice in one sentence.  small: the pick of the smallest, by whose peak the memory
-    is judged."""
+    """Return the advice in one sentence: "Use k2: 2.1x faster (2.0 to 2.2) than the next exact loss".
+
+    Args:
+        pick: the fastest
+        small: the smallest, with whose peak that of the fastest is compared
+    """
     if pick.withheld:
         return "No answer yet: samples ran beside other load"
     if not pick.sure:
@@ -242,49 +258,52 @@ def headline(pick: Pick, small: Pick | None = None) -> str:
     name = doubts.with_mark(name_of(pick.row), pick.row, "above limit")
     if pick.next is None or pick.factor is None:
         return f"Use {name}, the only exact loss that was compared"
-    words = f"Use {name}: {text.number(pick.factor, 2)}x faster"
     span = _span(pick.next_ratio, 2)
-    if span:
-        words += f" ({span})"
-    words += " than the next exact loss"
-    if small and small.row is pick.row and small.sure and small.next:
-        words += f" and {text.number(small.factor, 2)}x smaller than {name_of(small.next)}"
-    elif (
-        small
-        and small.row.peak_mb
-        and pick.row.peak_mb
-        and pick.row not in [small.row, *small.rivals]
-    ):
-        words += f", with {text.number(pick.row.peak_mb / small.row.peak_mb, 2)}x the peak of {name_of(small.row)}"
-    return words
+    faster = f"{text.number(pick.factor, 2)}x faster" + (f" ({span})" if span else "")
+    memory = _headline_memory(pick, small) if small else ""
+    return f"Use {name}: {faster} than the next exact loss{memory}"
+
+
+def _headline_memory(pick: Pick, small: Pick) -> str:
+    """Return how the peak of the fastest row stands to that of the smallest, as the end of a sentence;
+    "" where it is about as small, or not known."""
+    row = pick.row
+    if row is small.row:
+        if not small.sure or small.next is None:
+            return ""
+        return f" and {text.number(small.factor, 2)}x smaller than {name_of(small.next)}"
+    if row in small.rivals or not (row.peak_mb and small.row.peak_mb):
+        return ""
+    factor = row.peak_mb / small.row.peak_mb
+    return f", with {text.number(factor, 2)}x the peak of {name_of(small.row)}"
 
 
 def _span(ratio: Ratio | None, digits: int = 3) -> str:
-    """Return the interval of a ratio in words; "" where it has none."""
+    """Return the interval of a ratio as text; "" where it has none."""
     return text.interval(ratio.low, ratio.high, digits) if ratio else ""
 
 
-#: Names in a headline and in the answer of a card.
+#: Rows that a headline or the answer of a card names; a fourth is named too, rather than counted.
 NAMED = 3
 
 
 def either(names: Sequence[str]) -> str:
     """Return "a, b or c"; for more than four names "a, b, c or 2 more"."""
-    shown = (
-        list(names) if len(names) <= NAMED + 1 else [*names[:NAMED], f"{len(names) - NAMED} more"]
-    )
+    shown = list(names)
+    if len(names) > NAMED + 1:
+        shown = [*names[:NAMED], f"{len(names) - NAMED} more"]
     return _listed(shown, " or ")
 
 
-def _listed(words: Sequence[str], last: str) -> str:
-    """Return words with commas between them, and `last` before the last one."""
-    return last.join(filter(None, [", ".join(words[:-1]), words[-1]]))
+def _listed(items: Sequence[str], last: str) -> str:
+    """Return the items with commas between them, and `last` before the last one."""
+    return last.join(filter(None, [", ".join(items[:-1]), items[-1]]))
 
 
-def against_next(pick: Pick, measure: Measure) -> Words:
+def against_next(pick: Pick, measure: Measure) -> Sentence:
     """Return the value of the best row and how far the next is: "25.0 ms a step; next is b at 1.67x
     the time"."""
-    best = value(pick.row, measure)
+    best = linked(pick.row, measure)
     if pick.next is None:
         return [best, "; the only one measured"]
     span = _span(pick.next_ratio)
@@ -297,29 +316,33 @@ def against_next(pick: Pick, measure: Measure) -> Words:
         return [best, f"; next is {behind}"]
     others = len(pick.rivals) - 1
     verb = f"and {others} more are" if others > 0 else "is"
-    advice = (
-        "; one round gives no interval: use --rounds 3 or more"
-        if pick.next_ratio and not span
-        else ""
-    )
+    advice = ""
+    if pick.next_ratio and not span:
+        advice = "; one round gives no interval: use --rounds 3 or more"
     return [best, f"; {behind} {verb} too close to tell{advice}"]
 
 
-def named(pick: Pick, measure: Measure) -> Words:
+def named(pick: Pick, measure: Measure) -> Sentence:
+    """Return the best row's name, its value and how far the next is."""
     return [f"{name_of(pick.row)}, ", *against_next(pick, measure)]
 
 
-def answer(pick: Pick, measure: Measure) -> Words:
+def answer(pick: Pick, measure: Measure) -> Sentence:
+    """Return the pick as a sentence, which says where it is unclear or withheld."""
     if pick.withheld:
         return [pick.withheld]
     return named(pick, measure) if pick.sure else ["unclear: ", *named(pick, measure)]
 
 
-def of_products(pick: Pick, rows: Sequence[Row]) -> str:
-    """Return what of the nearest loss's ratio is torch's slow products, where controls tell, else
-    "":
-    "optimized_transducer: 3.3x here, of which 1.9x are torch's slow products on this CPU; 1.7x
-    without them (1.6 to 1.8)"."""
+def products_answer(pick: Pick, rows: Sequence[Row]) -> str:
+    """Return how much of the nearest loss's ratio comes from torch's slow products; "" where no controls
+    measured it.
+
+    "optimized_transducer: 3.3x here, of which 1.9x are torch's slow products on this CPU; 1.7x without
+    them (1.6 to 1.8)"
+
+    pick: the fastest of `rows`
+    """
     controlled = [
         row
         for row in _ok(rows)
@@ -328,48 +351,58 @@ def of_products(pick: Pick, rows: Sequence[Row]) -> str:
     row = min(controlled, key=lambda row: row.over_fastest or math.inf, default=None)
     if row is None or pick.withheld:
         return ""
-    here, without = row.against_fastest, row.with_fast_products
+    here: Standing = row.against_fastest
+    without: Standing = row.with_fast_products
     if here.beside_load or without.beside_load or not (here.factor and without.factor):
         return ""
-    words = f"{name_of(row)}: {text.number(here.factor, 2)}x here"
+    slowed = ""
     if here.factor > without.factor:
-        words += f", of which {text.number(here.factor / without.factor, 2)}x are torch's slow products on this CPU"
-    words += f"; {text.number(without.factor, 2)}x without them"
+        share = text.number(here.factor / without.factor, 2)
+        slowed = f", of which {share}x are torch's slow products on this CPU"
     span = _span(without.judged, 2)
-    return f"{words} ({span})" if span else words
+    return (
+        f"{name_of(row)}: {text.number(here.factor, 2)}x here{slowed}; "
+        f"{text.number(without.factor, 2)}x without them" + (f" ({span})" if span else "")
+    )
 
 
-def logits_words(picks: LogitsPick) -> Words:
+def logits_answer(picks: LogitsPick) -> Sentence:
+    """Return the best loss of those that take logits, by the step and by the loss alone."""
     loss, step, best = picks
-    if step is None or loss.withheld or step.withheld:
-        return answer(loss, time_of("loss")) if step is None else [doubts.WITHHELD]
-    by_step, by_loss = (answer(pick, time_of(pick.scope)) for pick in (step, loss))
+    if step is None:
+        return answer(loss, time_of("loss"))
+    if loss.withheld or step.withheld:
+        return [doubts.WITHHELD]
+    by_step = answer(step, time_of("step"))
     if best is step and loss.sure and loss.row is step.row:
         return [*by_step, "; its loss is the fastest too"]
     if best is loss:
         return [*named(loss, time_of("loss")), "; by the step ", *by_step]
-    return [*by_step, "; by the loss alone ", *by_loss]
+    return [*by_step, "; by the loss alone ", *answer(loss, time_of("loss"))]
 
 
-def approximate(pick: Pick) -> Words:
+def approximate_answer(pick: Pick) -> Sentence:
+    """Return "k2-pruned, 0.5x the time and 0.1x the peak of the fastest exact loss; its loss is off by
+    3%", as far as that is known."""
     if pick.withheld:
         return [pick.withheld]
     ratios = []
-    if pick.over:
-        ratios.append(f"{text.number(pick.over.ratio, 2)}x the time")
-    if pick.memory:
-        ratios.append(f"{text.number(pick.memory, 2)}x the peak")
-    words = []
+    if pick.time_over_exact:
+        ratios.append(f"{text.number(pick.time_over_exact.ratio, 2)}x the time")
+    if pick.peak_over_exact:
+        ratios.append(f"{text.number(pick.peak_over_exact, 2)}x the peak")
+    facts = []
     if ratios:
-        words.append(f"{' and '.join(ratios)} of the fastest exact loss")
+        facts.append(f"{' and '.join(ratios)} of the fastest exact loss")
     off = accuracy(pick.row)
     if off:
-        words.append(f"its loss is {off}")
-    return [", ".join(filter(None, [name_of(pick.row), "; ".join(words)]))]
+        facts.append(f"its loss is {off}")
+    return [", ".join(filter(None, [name_of(pick.row), "; ".join(facts)]))]
 
 
 def accuracy(row: Row) -> str:
-    """Return "off by 3% on random logits, which does not bound it in training"."""
+    """Return "off by 3% on random logits, which does not bound it in training"; "" where that was not
+    measured."""
     by_logits = gaps(row.checked)
     if by_logits:
         shares = [
@@ -386,29 +419,34 @@ def _percent(gap: float) -> str:
     return f"{100 * abs(gap):.2g}%" if gap == 0 or abs(gap) >= 1e-5 else "less than 0.001%"
 
 
-def memory(row: Row, smallest: Pick | None) -> Words:
+def memory_answer(row: Row, smallest: Pick | None) -> Sentence:
+    """Return the peak of a row, and how it stands to the smallest."""
     if row.peak_mb is None:
         return ["not measured"]
-    least = smallest.row if smallest else row
-    peak = value(row, PEAK)
-    if smallest and row in [least, *smallest.rivals]:
-        others = against_next(smallest, PEAK)[1:] if smallest.sure and smallest.next else []
-        return [peak, ", the smallest" if smallest.sure else ", as small as any", *others]
-    if least is row or not least.peak_mb:
+    peak = linked(row, PEAK)
+    if smallest is None:
+        return [peak]
+    if row in [smallest.row, *smallest.rivals]:
+        if not smallest.sure:
+            return [peak, ", as small as any"]
+        following = against_next(smallest, PEAK)[1:] if smallest.next else []
+        return [peak, ", the smallest", *following]
+    least = smallest.row
+    if not least.peak_mb:
         return [peak]
     factor = text.number(row.peak_mb / least.peak_mb, 3)
-    return [peak, f", {factor}x the peak of {name_of(least)} (", value(least, PEAK), ")"]
+    return [peak, f", {factor}x the peak of {name_of(least)} (", linked(least, PEAK), ")"]
 
 
 def cautions(pick: Pick) -> tuple[str, str]:
-    """Return the title "beware" or "corners", and what the conformance matrix says of the best
-    row."""
+    """Return (title, sentence) on what may go wrong with the best row, by the conformance matrix; the
+    title is "beware" if something does, else "corners"."""
     name = pick.row.name
     check = f"{command('check')} --only {name}"
     caveats = [
         doubt.words for doubt in doubts.doubts(pick.row) if doubt.kind in ("above limit", "coarse")
     ]
-    judged = ""  # version of the package and day, in words
+    judged = ""  # "1.2 on 24 Nov 2026"
     if pick.judged:
         caveats += pick.judged.caveats
         judged = f"{pick.judged.version} on {_day(pick.judged.day)}".strip()
@@ -431,17 +469,22 @@ def _day(moment: str) -> str:
     return f"{day.day} {day:%b %Y}"
 
 
-def since(row: Row, rows: Sequence[Row], scope: str) -> tuple[str, str] | None:
-    """Return ("since 24 Nov 2026", "fused +2%, within noise"): the change of a row's time from the
-    newest earlier run that measured the same on the same machine. rows: of its group, whose
-    unchanged ones are the control."""
-    others = [
-        other for other in rows if other.header.run_id == row.header.run_id and other is not row
-    ]
+def change_since(row: Row, rows: Sequence[Row], scope: str) -> tuple[str, str] | None:
+    """Return ("since 24 Nov 2026", "fused +2%, within noise"): how a row's time changed from the newest
+    earlier run that measured the same on the same machine; None without such a run.
+
+    rows: of its group, whose unchanged ones are the control
+    """
+    of_run = [other for other in rows if other.header.run_id == row.header.run_id]
     for earlier in row.earlier:
-        runs = [(before, other) for other in others for before in other.earlier]
-        pairs = [pair for pair in runs if pair[0].header.run_id == earlier.header.run_id]
-        standing = control.standings([(earlier, row), *pairs], scope)[0]
+        # the other rows that both runs measured
+        pairs = [
+            (before, other)
+            for other in of_run
+            for before in other.earlier
+            if other is not row and before.header.run_id == earlier.header.run_id
+        ]
+        standing, *_ = control.standings([(earlier, row), *pairs], scope)
         if standing.judged and not standing.beside_load and not groups.differences(earlier, row):
             word = standing.verdict
             if "uncontrolled" in standing.kinds:
@@ -457,9 +500,8 @@ def since(row: Row, rows: Sequence[Row], scope: str) -> tuple[str, str] | None:
 # Ratios.
 
 
-def over_fastest(standing: Standing) -> str:
-    """Return how a row stands against the fastest: ratio, batches and rounds, interval and
-    verdict."""
+def ratio_remark(standing: Standing) -> str:
+    """Return how a row stands against the fastest: ratio, batches, rounds, interval and verdict."""
     ratio = standing.ratio
     begin = f"{standing.row.name} {standing.scope} over {standing.baseline.name}'s"
     if ratio is None:
@@ -467,27 +509,28 @@ def over_fastest(standing: Standing) -> str:
     batches = text.count(ratio.batches, "batch")
     here = ", in this run" if standing.paired else ""
     over = f"all batches of the file{here}, from {batches}" if ratio.of_file else f"{batches}{here}"
-    parts = [f"{begin}: {text.number(ratio.ratio, 3)}x over {over}"]
+    facts = [f"{begin}: {text.number(ratio.ratio, 3)}x over {over}"]
     if ratio.low is None:
-        parts.append("one round gives no interval")
+        facts.append("one round gives no interval")
     else:
-        parts.append(
-            f"95% interval over {len(ratio.new)} rounds {_span(ratio)}: {standing.verdict}"
-        )
+        rounds = len(ratio.new)
+        facts.append(f"95% interval over {rounds} rounds {_span(ratio)}: {standing.verdict}")
         if ratio.of_file:
-            parts.append(
-                f"{text.number(ratio.least, 3)} to {text.number(ratio.most, 3)} from batch to batch"
-            )
+            least, most = text.number(ratio.least, 3), text.number(ratio.most, 3)
+            facts.append(f"{least} to {most} from batch to batch")
         if standing.by_round:
-            parts.append(
-                f"round by round {', '.join(text.number(factor, 3) for factor in standing.by_round)}"
-            )
+            factors = ", ".join(text.number(factor, 3) for factor in standing.by_round)
+            facts.append(f"round by round {factors}")
     if not standing.paired:
-        parts.append("rounds of different runs: measure both in one to be sure")
-    return "; ".join(parts)
+        facts.append("rounds of different runs: measure both in one to be sure")
+    return "; ".join(facts)
 
 
-def drifting(standing: Standing, drift: Factor) -> str:
+def drift_remark(standing: Standing, drift: Factor) -> str:
+    """Return a sentence on a ratio that changes from the first round to the last.
+
+    drift: the factor of that change
+    """
     return (
         f"{standing.row.name} {standing.scope}: its ratio changes by a factor of {text.number(drift.factor, 3)} "
         f"({text.interval(drift.low, drift.high)}) from the first round to the last: what holds "

@@ -39,7 +39,7 @@ def cards(rows: Rows, folders: Sequence[Path]) -> list[parts.Card]:
         if not is_fastest:
             result.append(_logits_card(logits, smallest, folders))
     if approximate and _saves(approximate):
-        lines = [_line("Gain", verdict.approximate(approximate)), _cautions(approximate)]
+        lines = [_line("Gain", verdict.approximate_answer(approximate)), _cautions(approximate)]
         result.append(_card("If an approximation will do", approximate, lines))
     return result
 
@@ -50,11 +50,11 @@ def _fastest_lines(
     """Return the lines of the card of the fastest exact loss: speed, memory, what to beware of."""
     speed = verdict.against_next if fastest.sure else verdict.named
     lines = [_line("Speed", speed(fastest, verdict.time_of(fastest.scope)))]
-    products = verdict.of_products(fastest, rows)
+    products = verdict.products_answer(fastest, rows)
     if products:
         lines.append(_line("torch's products", [products]))
-    lines.append(_line("Memory", verdict.memory(fastest.row, smallest)))
-    since = verdict.since(fastest.row, rows, fastest.scope)
+    lines.append(_line("Memory", verdict.memory_answer(fastest.row, smallest)))
+    since = verdict.change_since(fastest.row, rows, fastest.scope)
     if since:
         day, change = since
         lines.append(_line(day, [change]))
@@ -67,18 +67,18 @@ def _logits_card(
     """Return the card of the fastest loss that takes logits; it names no loss where the answer is
     unclear."""
     pick = logits.step or logits.loss
-    lines = [_line("Speed", verdict.logits_words(logits))]
+    lines = [_line("Speed", verdict.logits_answer(logits))]
     if logits.best:
         pick = replace(logits.best, judged=parts.judged(logits.best.row.loss, folders))
-        lines += [_line("Memory", verdict.memory(pick.row, smallest)), _cautions(pick)]
+        lines += [_line("Memory", verdict.memory_answer(pick.row, smallest)), _cautions(pick)]
     return _card("If you need logits", pick, lines)
 
 
 def _saves(approximate: verdict.Pick) -> bool:
     """Tell whether an approximate loss takes less time or memory than the fastest exact one; True
     where neither was compared."""
-    time = approximate.over.ratio if approximate.over else None
-    ratios = [ratio for ratio in (time, approximate.memory) if ratio]
+    time = approximate.time_over_exact.ratio if approximate.time_over_exact else None
+    ratios = [ratio for ratio in (time, approximate.peak_over_exact) if ratio]
     return not ratios or min(ratios) < 1
 
 
@@ -103,7 +103,7 @@ def _cautions(pick: verdict.Pick) -> parts.Line:
     return _line(title, [words])
 
 
-def _line(title: str, sentence: verdict.Words) -> parts.Line:
+def _line(title: str, sentence: verdict.Sentence) -> parts.Line:
     """Return a line of a card: the title with a capital, the sentence with its full stop."""
     return title[:1].upper() + title[1:], [*sentence, "."]
 

@@ -131,13 +131,13 @@ def _ratios(rows: Rows) -> Lines:
     steps = [row.against_fastest for row in rows]
     losses = [row.loss_against_fastest for row in rows]
     distinct = dict.fromkeys([*steps, *losses])  # a row without a step has one ratio in both lists
-    lines = [verdict.over_fastest(ratio) for ratio in distinct if ratio and not ratio.is_fastest]
+    lines = [verdict.ratio_remark(ratio) for ratio in distinct if ratio and not ratio.is_fastest]
     return [*lines, *drifts(rows)]
 
 
 def drifts(rows: Rows) -> Lines:
     """Return a line for each ratio that drifts over the rounds."""
-    return [verdict.drifting(ratio, drift) for ratio, drift in standing.drifts(rows)]
+    return [verdict.drift_remark(ratio, drift) for ratio, drift in standing.drifts(rows)]
 
 
 def _stages(rows: Rows) -> Lines:
@@ -420,23 +420,23 @@ def _sweep_verdict(sweep: Sweep, terminal: Terminal) -> Lines:
 def _group_verdict(group: Group, terminal: Terminal, folders: Sequence[Path]) -> Lines:
     """Return the verdict on a configuration: its fastest and smallest exact losses, from given
     logits too, an approximation, and what to beware of."""
-    answers: dict[str, verdict.Words] = {}
+    answers: dict[str, verdict.Sentence] = {}
     fastest, logits, smallest, approximate = verdict.picks(group.rows, folders)
     if fastest:
         answers["fastest exact"] = verdict.answer(fastest, verdict.time_of(fastest.scope))
-        products = verdict.of_products(fastest, group.rows)
+        products = verdict.products_answer(fastest, group.rows)
         if products:
             answers["torch's products"] = [products]
-        since = verdict.since(fastest.row, group.rows, fastest.scope)
+        since = verdict.change_since(fastest.row, group.rows, fastest.scope)
         if since and not fastest.withheld:
             day, change = since
             answers[day] = [change]
     if logits and logits.step:
-        answers["given logits"] = verdict.logits_words(logits)
+        answers["given logits"] = verdict.logits_answer(logits)
     if smallest:
         answers["smallest exact"] = verdict.answer(smallest, verdict.PEAK)
     if approximate:
-        answers["approximate"] = verdict.approximate(approximate)
+        answers["approximate"] = verdict.approximate_answer(approximate)
     if fastest and not fastest.withheld:
         question, cautions = verdict.cautions(fastest)
         answers[question] = [cautions]
