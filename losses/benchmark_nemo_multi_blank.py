@@ -25,19 +25,10 @@ class NemoMultiBlank(nemo_package.NemoPackage):
     topology = "multi-blank"
     variants = {"pytorch": {**nemo_package.PYTORCH, "devices": ("cpu", "cuda"), "simulator": {}}}
 
-    def prepare(self, batch):
-        return SimpleNamespace(
-            labels=batch.targets.long(),
-            act_lens=batch.T_lengths.long(),
-            label_lens=batch.U_lengths.long(),
-        )
-
     def function(self):
-        return (
-            self.module.MultiblankRNNTLossPytorch
-            if self.by_loops
-            else self.module.MultiblankRNNTLossNumba
-        )
+        if self.by_loops:
+            return self.module.MultiblankRNNTLossPytorch
+        return self.module.MultiblankRNNTLossNumba
 
     def options(self):
         return {
@@ -49,10 +40,12 @@ class NemoMultiBlank(nemo_package.NemoPackage):
         }
 
     def call(self, tensors, prepared):
+        # Symbol 0, the blank, becomes the last column, so each label has a number lower by 1.
         moved = tensors["logits"].roll(-1, -1)
-        blank, labels = moved.size(-1) - 1, prepared.labels
-        others = {**vars(prepared), "labels": (labels - 1).masked_fill(labels == 0, blank)}
-        return self.answer({**self.options(), "blank": blank}, moved, SimpleNamespace(**others))
+        blank = moved.size(-1) - 1
+        labels = (prepared.labels - 1).masked_fill(prepared.labels == 0, blank)
+        arguments = SimpleNamespace(**{**vars(prepared), "labels": labels})
+        return self.answer({**self.options(), "blank": blank}, moved, arguments)
 
 
 ADAPTER = NemoMultiBlank

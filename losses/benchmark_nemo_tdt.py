@@ -11,7 +11,6 @@ for each cell and duration.
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python puts losses/ there alone
 
@@ -23,13 +22,6 @@ class NemoTdt(nemo_package.NemoPackage):
     name = "nemo-tdt"
     topology = "tdt"
     variants = {"pytorch": nemo_package.PYTORCH}
-
-    def prepare(self, batch):
-        return SimpleNamespace(
-            labels=batch.targets.long(),
-            act_lens=batch.T_lengths.long(),
-            label_lens=batch.U_lengths.long(),
-        )
 
     def function(self):
         return self.module.TDTLossPytorch if self.by_loops else self.module.TDTLossNumba

@@ -1,9 +1,9 @@
 """Share code between the adapters of NeMo's losses on other lattices.  Does not import torch.
 
 NeMo's numba kernels want tensors on a GPU.  In numba's simulator they run on tensors of the CPU
-that claim to be on a GPU.  Replaced there are the calls that choose a device and a stream, the
-kernel of the normaliser, and the number of threads of a block.  So is exp, which raises where that
-of a GPU overflows.
+that claim to be on a GPU.  Some of NeMo's code is replaced there: the calls that choose a device
+and a stream, the kernel of the normaliser, the number of threads of a block, and exp, which raises
+an error where that of a GPU overflows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import torch
 
 NUMBA = "nemo.collections.asr.parts.numba.rnnt_loss"
-#: Of it: what allocates, what launches, and the kernels.
+#: Modules of NUMBA: the one that allocates, the one that launches, and the one with the kernels.
 MODULES = ("rnnt", "utils.cuda_utils.gpu_rnnt", "utils.cuda_utils.gpu_rnnt_kernel")
 #: Threads of a simulated block of gradients, each a thread of Python; on a GPU there are 256.
 SIMULATED_THREADS = 32
-#: What the variant in loops of Python changes of an adapter.
+#: Attributes of the variant that loops over the cells in Python.
 PYTORCH = {
     "by_loops": True,
     "imports": "nemo.collections.asr.losses.rnnt_pytorch",
@@ -37,8 +37,7 @@ PYTORCH = {
 
 
 class NemoPackage(Adapter):
-    """A loss of NeMo: numba kernels for CUDA alone, or loops of Python over the cells
-    (`by_loops`)."""
+    """Call a loss of NeMo: numba kernels for CUDA alone, or with `by_loops` loops of Python."""
 
     hint = or_set_up("pip install 'nemo-toolkit[asr]' numba", "nemo")
     imports = NUMBA
@@ -48,12 +47,19 @@ class NemoPackage(Adapter):
     simulator = {"NUMBA_ENABLE_CUDASIM": "1"}
     by_loops = False
 
+    def prepare(self, batch):
+        return SimpleNamespace(
+            labels=batch.targets.long(),
+            act_lens=batch.T_lengths.long(),
+            label_lens=batch.U_lengths.long(),
+        )
+
     def reduction_name(self) -> str:
-        """Return the reduction as the class calls it; both mean that over the batch."""
+        """Return what the class calls the reduction: the mean over the batch has two names."""
         return "mean_batch" if self.by_loops and self.reduction == "mean" else self.reduction
 
     def numba_options(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return options that the numba classes alone have."""
+        """Return the options, which the numba classes alone have; none for a loop of Python."""
         return {} if self.by_loops else options
 
     def call(self, tensors, prepared):
@@ -63,12 +69,15 @@ class NemoPackage(Adapter):
         self, options: Mapping[str, Any], logits: torch.Tensor, prepared: SimpleNamespace
     ) -> torch.Tensor:
         """Call the class with these options, in the simulator or on a GPU, and return its loss."""
-        with ExitStack() as stack:
-            if self.simulated:
-                stack.enter_context(without_cuda() if self.by_loops else on_the_host())
-                logits = logits if self.by_loops else as_if_on_cuda(logits)
+        context: AbstractContextManager[None] = nullcontext()
+        if self.simulated and self.by_loops:
+            context = without_cuda()
+        elif self.simulated:
+            context = on_the_host()
+            logits = as_if_on_cuda(logits)
+        with context:
             losses: torch.Tensor = self.function()(**options)(logits, **vars(prepared))
-            return losses
+        return losses
 
 
 @contextmanager
@@ -82,35 +91,40 @@ def without_cuda() -> Iterator[None]:
 
 @contextmanager
 def on_the_host() -> Iterator[None]:
-    """Let NeMo's launching code run without a device, and the simulated kernels take tensors of the
-    CPU, as arrays."""
+    """Let NeMo's launching code run without a GPU, and pass tensors to the simulated kernels as
+    arrays."""
     from numba import cuda
 
     rnnt, launching, kernels = (importlib.import_module(f"{NUMBA}.{name}") for name in MODULES)
     kernel = type(kernels.compute_alphas_kernel)
     simulate = kernel.__call__
     streams = SimpleNamespace(default_stream=cuda.default_stream, select_device=lambda index: None)
+    arrays = SimpleNamespace(as_cuda_array=array)
+    math_of_gpu = SimpleNamespace(**{**vars(math), "exp": exponential})
+
+    def simulate_arrays(self: Any, *arguments: Any) -> Any:
+        return simulate(self, *map(array, arguments))
+
     with ExitStack() as stack:
-        stack.enter_context(patch.object(rnnt, "cuda", streams))
-        stack.enter_context(patch.object(launching, "cuda", SimpleNamespace(as_cuda_array=array)))
-        stack.enter_context(patch.object(launching.GPURNNT, "log_softmax", normalise))
-        stack.enter_context(patch.object(kernels, "GPU_RNNT_THREAD_SIZE", SIMULATED_THREADS))
-        stack.enter_context(
-            patch.object(kernels, "math", SimpleNamespace(**{**vars(math), "exp": exponential}))
-        )
-        stack.enter_context(
-            patch.object(
-                kernel, "__call__", lambda self, *arguments: simulate(self, *map(array, arguments))
-            )
-        )
+        for owner, name, value in (
+            (rnnt, "cuda", streams),
+            (launching, "cuda", arrays),
+            (launching.GPURNNT, "log_softmax", normalise),
+            (kernels, "GPU_RNNT_THREAD_SIZE", SIMULATED_THREADS),
+            (kernels, "math", math_of_gpu),
+            (kernel, "__call__", simulate_arrays),
+        ):
+            stack.enter_context(patch.object(owner, name, value))
         yield
 
 
 def normalise(launcher: Any, logits: torch.Tensor, denominators: Any) -> None:
-    """Set the (cells,) `denominators` to those of flat logits, in place of a kernel that the
-    simulator cannot run.
+    """Set the `denominators` (cells,) to minus the log of the sum of exponentials of each cell.
 
-    Some of its threads leave a variable unset and never use it, which is an error in Python.
+    It stands for a kernel that the simulator cannot run: some of its threads leave a variable unset
+    and never use it, which is an error in Python.
+
+    logits: those of all cells, flat.
     """
     denominators[:] = -logits.view(-1, launcher.alphabet_size_).logsumexp(-1).numpy()
 

@@ -1,14 +1,12 @@
 """Define the base class of adapters; each implementation has one, in one benchmark_<x>.py.
 
-All that depends on the kind of input of a loss is in losses.layouts.  Does not import torch, so
-that ``--help`` is fast.
+All that depends on the kind of input of a loss is in losses.layouts.  This module does not import
+torch, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
 import importlib
 import inspect
 import math
@@ -33,12 +31,12 @@ if TYPE_CHECKING:
     from rnnt_bench.records.schema import Option
 
 #: Attributes of a variant that gives Graves's loss the log-probabilities of a hybrid autoregressive
-#: joiner.  A loss that normalises its logits itself leaves those as they are.
+#: joiner.  A loss that normalises its logits itself leaves log-probabilities as they are.
 HAT: Mapping[str, Any] = {"topology": "hat", "log_probs": True}
 #: Variants that all adapters have (rnnt_bench.core.implementations.BY_UTTERANCE).
 GENERAL: Mapping[str, Mapping[str, Any]] = {BY_UTTERANCE: {"by_utterance": True}}
-#: What variant "cuda" sets: its kernels for CUDA, which a build for the CPU runs
-#: (rnnt_bench.setup.simulated).
+#: Attributes of a variant that has the package's kernels for CUDA.  To judge them without a GPU, a
+#: build for the CPU runs them (rnnt_bench.setup.simulated).
 CUDA: Mapping[str, Any] = {
     "devices": ("cuda",),
     "simulator": {"RNNT_SIMULATED": "1"},
@@ -47,50 +45,59 @@ CUDA: Mapping[str, Any] = {
 
 
 def import_package(package: str, hint: str) -> ModuleType:
-    """Import and return a third-party module; raise NotRunnable("missing"), with the hint how to
-    get it."""
+    """Import and return a third-party module.
+
+    Raises NotRunnable("missing") with `hint`, which says how to get the package."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        itself = error.name == package.partition(".")[0]
-        reason = "is not installed" if itself else f"is installed but needs {error.name}"
+        reason = f"is installed but needs {error.name}"
+        if error.name == package.partition(".")[0]:
+            reason = "is not installed"
         raise NotRunnable("missing", f"{package} {reason}: {hint}") from error
-    # built for another torch or CUDA
+    # A package that was built for another torch or CUDA raises one of these.
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise NotRunnable("missing", f"{package} does not import ({line}): {hint}") from error
 
 
 class Adapter:
-    """One implementation under the run's settings.
+    """Call one implementation under the run's settings.
 
     The package:
-      name: its line in core.implementations, which also has its package and its kind; imports: the
-      module that holds `function`, where that is not the package itself; variants: what each
-      variant of the line changes here.
+      name: of the implementation in core.implementations, which also has its package and kind
+      hint: how to get the package
+      imports: the module that holds `function`; "" for the package itself
+      variants: by name, the attributes that each variant changes
 
     What the loss computes:
-      layout: what it takes, one of rnnt_bench.core.implementations.LAYOUTS; topology: its lattice;
-      log_probs: it takes log-probabilities, so torch's log_softmax, or what the lattice has in its
-      place, is part of `loss`; by_utterance: it gets the logits of one utterance at a time
-      (rnnt_bench.losses.layouts.ByUtterance).
+      layout: the kind of its input, one of rnnt_bench.core.implementations.LAYOUTS
+      topology: its lattice
+      log_probs: whether it takes log-probabilities; then `loss` calls log_softmax, or what the
+        lattice has in its place, first
+      by_utterance: whether it gets the logits of one utterance at a time (layouts.ByUtterance)
 
     What it can do:
-      reductions: those of "sum", "mean" and "none" that the package has; fewest_frames,
-      fewest_targets: of the shortest utterance that it answers rightly (1 target where it refuses U
-        = 0); takes_many_targets: U may be T and more;
-      overwrites_logits: it writes over its input, and its documentation says so; negligible: share
-      of an utterance's probability below which it leaves a cell out of the gradient, by design.
+      devices, dtypes: those that the package runs on, and takes
+      reductions: those of "sum", "mean" and "none" that the package has
+      fewest_frames, fewest_targets: of the shortest utterance that it answers rightly; 1 target if
+        it refuses U = 0
+      takes_many_targets: whether U may be T or more
+      overwrites_logits: whether it writes over its input, as its documentation says
+      negligible: share of an utterance's probability below which it leaves a cell out of the
+        gradient, by design
 
     How `function` is called:
-      is_module: it is a class, and the constructor takes the options; positional: it takes no
-      keywords; repairs: `loss` corrects what the package returns.
+      is_module: whether it is a class, whose constructor takes the options
+      positional: whether it takes no keywords
+      repairs: whether `loss` corrects what the package returns
 
     Where it is slow:
       simulator: environment variables under which a package for CUDA alone runs its kernels on the
-      CPU, to judge its correctness there; simulator_compiled: they are compiled for it, so that
-      conformance asks every corner, where an interpreter would take hours; python_loops: devices
-      where Python loops over its cells, which are too many operations for the profiler.
+        CPU, to judge its correctness there
+      simulator_compiled: whether its kernels are compiled for that; conformance then asks every
+        case, for which an interpreter would take hours
+      python_loops: devices where Python loops over its cells, in too many operations to profile
     """
 
     name: str
@@ -115,39 +122,42 @@ class Adapter:
     simulator: Mapping[str, str] = {}
     simulator_compiled = False
     python_loops: tuple[str, ...] = ()
-    # For the benchmarks; the conformance cases try others.
+    # What is benchmarked; the conformance cases try others.
     blank = 0
     reduction = "sum"
 
     def __init__(self, settings: Settings, variant: str = ""):
-        self.implementation = (
-            BY_NAME[self.name].of_variant(variant) if variant else BY_NAME[self.name]
-        )
-        self.settings, self.prune_range = settings, settings.prune_range
-        for attribute, value in {**GENERAL, **self.variants}[variant].items() if variant else ():
-            setattr(self, attribute, value)
+        self.settings = settings
+        self.prune_range = settings.prune_range
+        self.implementation = BY_NAME[self.name]
+        if variant:
+            self.implementation = self.implementation.of_variant(variant)
+            vars(self).update({**GENERAL, **self.variants}[variant])
 
     # -- the package
     # -------------------------------------------------------------------------------------------------
 
     def load(self, device: str) -> None:
-        """Import the package; raise NotRunnable if it cannot run on `device` ("cpu" or "cuda") or
-        in the dtype."""
+        """Import the package.
+
+        Raises NotRunnable if it is missing, or cannot run on `device` ("cpu" or "cuda") or in the
+        dtype of the settings."""
+        name = self.implementation.name
         if device not in self.devices and not (device == "cpu" and self.simulated):
-            reason = f"{self.implementation.name} has no {device} version; it runs on {' and '.join(self.devices)}"
+            reason = f"{name} has no {device} version; it runs on {' and '.join(self.devices)}"
             if self.simulator:
-                reason += (
-                    f", and for --passes correctness in the simulator of {self.simulator_variables}"
-                )
+                simulator = f"in the simulator of {self.simulator_variables}"
+                reason += f", and for --passes correctness {simulator}"
             raise NotRunnable("unsupported", reason)
         if self.settings.dtype not in self.dtypes:
-            reason = f"{self.implementation.name} does not take {self.settings.dtype}"
+            reason = f"{name} does not take {self.settings.dtype}"
             raise NotRunnable("unsupported", f"{reason}; use --dtype {' or '.join(self.dtypes)}")
         self.module = self.import_module(device)
 
     def import_module(self, device: str) -> ModuleType:
-        """Return the module that holds `function`; build it first if the suite builds this package
-        from source."""
+        """Return the module that holds `function`.
+
+        If the suite builds the package from source, build it first."""
         package = self.implementation.package
         if not self.implementation.built:
             return import_package(self.imports or package, self.hint)
@@ -156,15 +166,16 @@ class Adapter:
         return extensions.load(package, simulated.DEVICE if self.simulated else device)
 
     def takes(self, shapes: Iterable[tuple[int, int]]) -> bool:
-        """Return whether all utterances (T, U) are long enough for it."""
+        """Return whether all utterances (T, U) are long enough for the loss."""
         return all(T >= self.fewest_frames and U >= self.fewest_targets for T, U in shapes)
 
     def lengthened(self, shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the utterances (T, U), each long enough for it."""
+        """Return the utterances (T, U), those too short for the loss as long as it needs them."""
         return [(max(T, self.fewest_frames), max(U, self.fewest_targets)) for T, U in shapes]
 
     @property
     def lattice(self) -> Topology:
+        """Return the lattice with the parameters of the run."""
         from rnnt_bench.losses import topologies
 
         return topologies.of(
@@ -173,7 +184,7 @@ class Adapter:
 
     @property
     def simulated(self) -> bool:
-        """Return whether this process runs its kernels in a simulator, where times mean nothing."""
+        """Return whether this process runs the kernels in a simulator, where times mean nothing."""
         return bool(self.simulator) and self.simulator.items() <= os.environ.items()
 
     @property
@@ -183,9 +194,11 @@ class Adapter:
         return " ".join(f"{name}={value}" for name, value in self.simulator.items())
 
     def version(self) -> str:
-        top = self.module.__name__.partition(".")[0]
+        """Return the version of the package, after `load`."""
+        package = self.module.__name__.partition(".")[0]
+        version = getattr(sys.modules[package], "__version__", "")
         try:
-            return str(getattr(sys.modules[top], "__version__", "") or metadata.version(top))
+            return str(version or metadata.version(package))
         except metadata.PackageNotFoundError:
             return "unknown"
 
@@ -193,26 +206,26 @@ class Adapter:
     # ----------------------------------------------------------------------------------------------------
 
     def outputs(self, vocab_size: int) -> int:
-        """Return the number of outputs of the joiner: V, and those that the lattice needs beside
-        (durations)."""
+        """Return the number of outputs of the joiner: V, and what the lattice needs (durations)."""
         return vocab_size + self.lattice.extra
 
     def prepare(self, batch: Labels) -> SimpleNamespace:
-        """Return the arguments beside the scores, by name, in the package's dtypes, targets first.
+        """Return targets and lengths as the package takes them, by the names of its arguments.
 
-        It is not timed, so `batch` has targets, lengths and shapes, and no outputs of encoder and
-        decoder.
+        Targets come first.  It is not timed, so `batch` has no outputs of encoder and decoder.
         """
         raise NotImplementedError
 
     def function(self) -> Callable[..., Any]:
-        """Return the package's function, whose arguments are the scores, those of `prepare` and
-        `options`."""
+        """Return the package's function.
+
+        Its arguments are the tensors of the layout, those of `prepare`, and `options`."""
         raise NotImplementedError
 
     def options(self) -> dict[str, Any]:
-        """Return all other arguments of `function`, with defaults of the package that matter
-        spelled out."""
+        """Return the other arguments of `function` by name.
+
+        Defaults of the package that change the loss or its speed are among them."""
         raise NotImplementedError
 
     def described_options(self) -> dict[str, Option]:
@@ -220,37 +233,40 @@ class Adapter:
         return described(self.function(), self.options())
 
     def loss(self, logits: torch.Tensor, prepared: SimpleNamespace) -> torch.Tensor:
-        """Return the reduced loss of logits in the adapter's layout, which it may overwrite.
-        Timed."""
+        """Return the reduced loss of logits in the adapter's layout.  Timed.
+
+        It may write over the logits."""
         scores = self.lattice.log_probs(logits, self.blank) if self.log_probs else logits
         return self.loss_of({"logits": scores}, prepared)
 
     def loss_of(
         self, tensors: Mapping[str, torch.Tensor], prepared: SimpleNamespace
     ) -> torch.Tensor:
-        """Return the reduced loss of the `tensors` of the layout (losses.layouts), by name in their
-        order."""
+        """Return the reduced loss of the tensors of the layout, by name (`Layout.tensors`)."""
         losses = self.call(tensors, prepared)
         return losses if "sum" in self.reductions else self.reduced(losses)
 
     def call(self, tensors: Mapping[str, torch.Tensor], prepared: SimpleNamespace) -> torch.Tensor:
         """Call the package's function and return its result."""
-        function, options, others = self.function(), self.options(), vars(prepared)
+        function = self.function()
+        options = self.options()
+        labels = vars(prepared)
         if self.is_module:
-            return function(**options)(*tensors.values(), **others)
+            return function(**options)(*tensors.values(), **labels)
         if self.positional:
-            return function(*tensors.values(), *others.values(), *options.values())
-        return function(*tensors.values(), **others, **options)
+            return function(*tensors.values(), *labels.values(), *options.values())
+        return function(*tensors.values(), **labels, **options)
 
     def reduced(self, losses: torch.Tensor) -> torch.Tensor:
-        """Return the losses (N,) of utterances as the reduction has them."""
+        """Return the losses (N,) of utterances, or their mean or sum, as `reduction` says."""
         if self.reduction == "none":
             return losses
         return losses.mean() if self.reduction == "mean" else losses.sum()
 
     def but(self, **attributes: Any) -> Adapter:
-        """Return a copy with other attributes: prune_range=U + 1 prunes no symbol of at most U
-        targets."""
+        """Return a copy with other attributes.
+
+        With prune_range=U + 1 a pruned loss leaves no cell of U targets out."""
         result = copy.copy(self)
         vars(result).update(attributes)
         return result
@@ -259,47 +275,49 @@ class Adapter:
 def described(
     function: Callable[..., Any], ours: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, Option]:
-    """Return by prefix + name the options we pass, and other parameters with a default, "-" for
-    none.
+    """Return the options of a function by prefix + name: each value, and its default or "-".
 
-    Left out: parameters that default to None and are not passed, which are tensors, or mean
-    nothing.
+    They are `ours`, which we pass, and the parameters that keep a default.  A default of None is
+    left out, since such a parameter is a tensor, or has no effect.
     """
-    from rnnt_bench.records.schema import (
-        Option,  # not above: a script starts under a Python without msgspec
-    )
+    # Not imported above: a script starts under a Python that may lack msgspec.
+    from rnnt_bench.records.schema import Option
 
-    parameters: Mapping[str, inspect.Parameter] = {}
-    with contextlib.suppress(TypeError, ValueError):
-        parameters = inspect.signature(function).parameters
     defaults = {
         name: parameter.default
-        for name, parameter in parameters.items()
+        for name, parameter in signature(function).items()
         if parameter.default is not inspect.Parameter.empty
     }
-    others = {
+    kept = {
         name: value for name, value in defaults.items() if name not in ours and value is not None
     }
     return {
         prefix + name: Option(_plain(value), _plain(defaults.get(name, "-")))
-        for name, value in {**ours, **others}.items()
+        for name, value in {**ours, **kept}.items()
     }
 
 
+def signature(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function by name; none of a function in C that does not tell
+    them."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: other types by their name, or as text, as infinite
-    numbers."""
-    is_plain = (
-        math.isfinite(value)
-        if isinstance(value, float)
-        else value is None or isinstance(value, (int, str))
-    )
+    """Return a value as JSON can hold it.
+
+    An infinite number is text, and another object has its name or its text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    is_plain = value is None or isinstance(value, (int, float, str))
     return value if is_plain else str(getattr(value, "name", value))
 
 
 class OfFunction(Adapter):
-    """The adapter of a function of the user: --loss mypackage.rnnt:loss, or
-    assert_is_transducer_loss(loss).
+    """Call a function of the user: --loss mypackage.rnnt:loss, or assert_is_transducer_loss(loss).
 
     It is called as ``loss(logits, targets, T_lengths, U_lengths)``: padded logits (N, T, U+1, V),
     the others int32.  It returns the summed loss or the losses (N,).  If it has parameters `blank`
@@ -308,7 +326,7 @@ class OfFunction(Adapter):
     """
 
     target = ""  # MODULE:FUNCTION, or FILE.py:FUNCTION
-    folders: tuple[str, ...] = ()  # where the module may be, beside Python's own path
+    folders: tuple[str, ...] = ()  # searched for the module after Python's own path
     given: Any  # the function, once it is loaded
     hint = "install the package of your loss into the Python that measures it"
     dtypes = ("float32", "float64", "float16", "bfloat16")
@@ -317,13 +335,13 @@ class OfFunction(Adapter):
     def import_module(self, device: str) -> ModuleType:
         module, _, name = self.target.rpartition(":")
         sys.path += [folder for folder in self.folders if folder not in sys.path]
-        of_file = module.endswith(".py")
-        loaded: Any = (
-            implementations.imported(Path(module)) if of_file else import_package(module, self.hint)
-        )
-        self.given = functools.reduce(
-            lambda owner, part: getattr(owner, part, None), name.split("."), loaded
-        )
+        if module.endswith(".py"):
+            loaded = implementations.imported(Path(module))
+        else:
+            loaded = import_package(module, self.hint)
+        self.given = loaded
+        for part in name.split("."):
+            self.given = getattr(self.given, part, None)
         if not callable(self.given):
             raise NotRunnable("missing", f"{module} has no function {name}")
         return loaded
@@ -337,10 +355,7 @@ class OfFunction(Adapter):
         return self.given
 
     def options(self) -> dict[str, Any]:
-        try:
-            parameters: Mapping[str, Any] = inspect.signature(self.function()).parameters
-        except (TypeError, ValueError):  # a function in C may not say
-            return {}
+        parameters = signature(self.function())
         ours = {"blank": self.blank, "reduction": self.reduction}
         return {name: value for name, value in ours.items() if name in parameters}
 

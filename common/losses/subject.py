@@ -1,5 +1,5 @@
-"""Prepare what a pass of a loss needs (the adapter, its model, the batches), and run the pass that
-a job asks for."""
+"""Prepare what a pass of a loss needs (the adapter, its model, the batches), and run the pass of a
+job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rnnt_bench.records.schema import Environment, JobLine
 
 @dataclass
 class Context:
-    """The adapter, its model, the batches and the settings of one job."""
+    """Hold the adapter, its model, the batches and the settings of one job."""
 
     settings: Settings  # of the run, with only the scopes that the loss has
     adapter: Any
@@ -33,17 +33,25 @@ class Context:
     round: int | None = 1
     forward_only: bool = False  # --mode forward; the correctness pass judges gradients in any case
     folder: Path | None = None  # where traces go
-    # folder where the jobs of the run leave right answers, see step.remembered
+    # the folder where the jobs of the run leave right answers, see step.remembered
     shared: Path | None = None
-    same_as: str = ""  # the row of the same code that is asked the questions that this one is not
+    # another row of the same code, which is asked the questions that this one is not asked
+    same_as: str = ""
     seed: int | None = None  # of what is asked after timing, see passes.after_timing
-    # of device.state, before the script of the loss was loaded
+    # what device.state returned before the script of the loss was loaded
     state: dict[str, object] = field(default_factory=dict)
     held: dict[int, Any] = field(default_factory=dict)  # inputs that were made ahead, by batch
 
     def make_batch(self, batch: int, repeat: int = 0, utterances: int | None = None):
-        """Return fresh inputs of a batch, or its first `utterances`: the same numbers for every
-        implementation."""
+        """Return inputs of a batch in leaves without a gradient; held tensors are used if there are
+        any.
+
+        The numbers are the same for every implementation.
+
+        Args:
+            repeat: each has other numbers, unless the inputs are held.
+            utterances: how many of the batch, from the first on; None: all.
+        """
         if utterances is None and batch in self.held:
             return self.held[batch].fresh()
         return self.new_batch(batch, repeat, utterances)
@@ -51,8 +59,7 @@ class Context:
     def new_batch(
         self, batch: int, repeat: int = 0, utterances: int | None = None, reverse: bool = False
     ):
-        """Return inputs as `make_batch` does, but always in new tensors, even if those of the batch
-        are held.
+        """Return inputs of a batch in new tensors; arguments as in `make_batch`.
 
         reverse: whether the lengths of the utterances are in reverse order."""
         from rnnt_bench.losses import inputs
@@ -73,12 +80,11 @@ class Context:
         self.held = {batch: self.make_batch(batch) for batch in set(batches)}
 
     def step(self, scope: str, batch: int, repeat: int = 0, utterances: int | None = None):
-        """Return a rnnt_bench.losses.step.LossStep on fresh inputs."""
+        """Return a rnnt_bench.losses.step.LossStep; arguments as in `make_batch`."""
         from rnnt_bench.losses import step
 
-        result = step.prepare(
-            self.adapter, self.model, self.make_batch(batch, repeat, utterances), scope
-        )
+        inputs = self.make_batch(batch, repeat, utterances)
+        result = step.prepare(self.adapter, self.model, inputs, scope)
         result.forward_only = self.forward_only
         return result
 
@@ -89,16 +95,19 @@ class Context:
 
 
 def prepare(job: JobSpec) -> Context:
-    """Return the context of a job; raise NotRunnable if the loss cannot run here, UserError for bad
-    settings."""
+    """Return the context of a job.
+
+    Raises NotRunnable if the loss cannot run here, and UserError for bad settings."""
     settings = job.settings
-    checks = job.pass_name == "correctness"  # in float32 as it is: TF32 has three digits
+    checks = job.pass_name == "correctness"
+    # TF32 has three digits, so a loss is judged in full float32.
     where = device.set_up_torch(replace(settings, tf32=settings.tf32 and not checks))
     import torch
 
-    # which keeps the clock as it is before the script
+    # The clock keeps Python's own functions, before the script of the loss may change them.
     importlib.import_module("rnnt_bench.instruments.clock")
-    dtype, state = getattr(torch, settings.dtype), device.state()
+    state = device.state()
+    dtype = getattr(torch, settings.dtype)
     adapter = implementations.load(job.script)(settings, job.variant)
     adapter.load(where.type)
     from rnnt_bench.data import batching
@@ -132,20 +141,21 @@ def prepare(job: JobSpec) -> Context:
 
 
 def check_shortest(adapter: Any, batches: Any, chosen: Iterable[int]) -> None:
-    """Raise NotRunnable for batches with utterances that are too short for the loss."""
-    short = [index for index in chosen if not adapter.takes(batches[index])]
-    if short:
-        T, U = min(batches[short[0]].tolist(), key=lambda shape: adapter.takes([shape]))
-        which = (
-            "without tokens"
-            if U < adapter.fewest_targets
-            else f"of fewer than {adapter.fewest_frames} frames"
-        )
-        does = "refuses" if adapter.fewest_frames == 1 else "is wrong, without an error, for"
-        words = f"{adapter.implementation.name} {does} utterances {which}; batch {short[0]} has one (T {T}, U {U})"
-        raise NotRunnable(
-            "unsupported", f"{words}: leave them out of the shape file, or the loss with --skip"
-        )
+    """Raise NotRunnable if one of the chosen batches has an utterance too short for the loss."""
+    for batch in chosen:
+        for T, U in batches[batch].tolist():
+            if adapter.takes([(T, U)]):
+                continue
+            verb = "refuses" if adapter.fewest_frames == 1 else "is wrong, without an error, for"
+            which = f"of fewer than {adapter.fewest_frames} frames"
+            if U < adapter.fewest_targets:
+                which = "without tokens"
+            raise NotRunnable(
+                "unsupported",
+                f"{adapter.implementation.name} {verb} utterances {which}; "
+                f"batch {batch} has one (T {T}, U {U}): "
+                "leave them out of the shape file, or the loss with --skip",
+            )
 
 
 def run(job: JobSpec) -> Iterator[JobLine]:
@@ -173,20 +183,23 @@ def carried_out(
     try:
         yield environment(context)
         yield from run_pass(context)
-    # within the loss: this suite's modules and the package itself are imported
+    # The suite and the package are imported already, so a package that the loss needs is missing.
     except ModuleNotFoundError as error:
         needed = f"{context.adapter.name} needs {error.name}: {context.adapter.hint}"
         raise NotRunnable("missing", needed) from error
 
 
 def environment(context: Context) -> Environment:
+    """Return the ``environment`` record: the computer, the implementation and the batches."""
     from rnnt_bench.data import batching, shapes
 
-    settings, every, chosen = context.settings, context.all_batches, context.batches
-    here = device.environment(settings, context.device)
-    here.warnings[:0] = batching.warnings(every, chosen, settings)
+    settings = context.settings
+    every = context.all_batches
+    chosen = context.batches
+    machine = device.environment(settings, context.device)
+    machine.warnings[:0] = batching.warnings(every, chosen, settings)
     return structs.replace(
-        here,
+        machine,
         implementation_version=context.adapter.version(),
         options=context.adapter.described_options(),
         l2=settings.l2 if context.device.type == "cuda" else None,
