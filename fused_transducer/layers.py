@@ -1,8 +1,8 @@
-"""The weight and bias of an output layer, with which the loss computes though it never calls the
+"""Get the weight and bias of an output layer, since the loss computes with these and never calls the
 layer.
 
 The layer may be PEFT's: a trained copy (modules_to_save), or one with low-rank terms (LoRA), which
-are folded into its weight.  PEFT is not imported.
+are added to its weight. PEFT is not imported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-#: Advice for a layer whose hooks would be left out.
+#: Advice for a layer with hooks that cannot run.
 WITHOUT_HOOKS = (
     "take them away (handle.remove()), "
     "or give transducer_loss(..., weight=layer.weight, bias=layer.bias), without them"
@@ -22,12 +22,12 @@ WITHOUT_HOOKS = (
 
 
 def of_linear(output: nn.Module) -> Tuple[Tensor, Optional[Tensor]]:
-    """Return (weight, bias) of a linear layer, of PEFT's wrappers those that the active adapters
-    have.
+    """Return (weight, bias) of a linear layer; for PEFT's wrappers, those of the active adapters.
 
-    Hooks of the layer are called on no cells, since there are no logits to show; hooks of all
-    modules are not.  Raises ValueError for a layer that computes something else with weight and
-    bias, or on the way."""
+    Hooks of the layer are called with zero rows, since there are no logits to show them. Global
+    hooks of torch are not called. Raises ValueError for a layer that computes something else than
+    weight @ input + bias.
+    """
     if hasattr(output, "original_module") and hasattr(output, "modules_to_save"):
         return of_linear(_trained_copy(output))
     if hasattr(output, "lora_A") and hasattr(output, "base_layer"):
@@ -48,8 +48,8 @@ def of_linear(output: nn.Module) -> Tuple[Tensor, Optional[Tensor]]:
 
 
 def is_folded(output: nn.Module, weight: Tensor) -> bool:
-    """Return whether `weight`, which `of_linear` gave, is a sum that no layer holds: 16 bits would
-    lose its low-rank terms, which are small beside the layer's own weight."""
+    """Return whether `weight`, which `of_linear` returned, has low-rank terms added to it. It must
+    not be rounded to 16 bits, which would lose these terms, since they are small."""
     return hasattr(output, "lora_A") and weight is not output.base_layer.weight
 
 
@@ -66,8 +66,8 @@ def _trained_copy(wrapper: Any) -> nn.Module:
 
 
 def _with_low_rank(layer: Any) -> Tuple[Tensor, Optional[Tensor]]:
-    """Return (weight, bias) of PEFT's lora.Linear, of at least 32 bits where an adapter is
-    active."""
+    """Return (weight, bias) of PEFT's lora.Linear with the terms of its active adapters, which are
+    added in at least 32 bits."""
     weight, bias = of_linear(layer.base_layer)
     if layer.disable_adapters and layer.merged:
         layer.unmerge()
@@ -87,21 +87,23 @@ def _with_low_rank(layer: Any) -> Tuple[Tensor, Optional[Tensor]]:
                 f"output: the adapter {name!r} is a variant of LoRA ({type(layer.lora_variant[name]).__name__}), whose "
                 "term is no product of two matrices: use plain LoRA for the output layer, or have it in modules_to_save"
             )
-        (low, _), (high, of_bias) = of_linear(layer.lora_A[name]), of_linear(layer.lora_B[name])
+        A, _ = of_linear(layer.lora_A[name])
+        B, B_bias = of_linear(layer.lora_B[name])
         wide = torch.promote_types(weight.dtype, torch.float32)
-        weight = weight.to(wide) + layer.scaling[name] * (high.to(wide) @ low.to(wide))
-        if of_bias is not None:
-            of_bias = layer.scaling[name] * of_bias.to(wide)
-            bias = of_bias if bias is None else bias.to(wide) + of_bias
+        weight = weight.to(wide) + layer.scaling[name] * (B.to(wide) @ A.to(wide))
+        if B_bias is not None:
+            B_bias = layer.scaling[name] * B_bias.to(wide)
+            bias = B_bias if bias is None else bias.to(wide) + B_bias
     return weight, bias if bias is None else bias.to(weight.dtype)
 
 
 def _call_hooks(layer: nn.Linear) -> None:
-    """Call a layer's hooks on no cells, those before forward too, since these may make the weight
+    """Call the hooks of a layer with zero rows: those before forward may compute the weight
     (weight_norm).
 
-    Raises ValueError for hooks that change what the layer takes or returns, or fail on no cells,
-    and for those of backward, which would see no gradient."""
+    Raises ValueError for a hook that changes what the layer takes or returns, for one that fails with
+    zero rows, and for hooks of backward, which would see no gradient.
+    """
     if layer._backward_hooks or layer._backward_pre_hooks:
         raise ValueError(f"output has backward hooks, which would not run: {WITHOUT_HOOKS}")
     _warn_of_hooks(type(layer).__name__)
@@ -127,11 +129,13 @@ def _call_hooks(layer: nn.Linear) -> None:
 
 
 def _version(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place; under inference_mode torch does not count."""
+    """Return how often a tensor was changed in place; 0 under inference_mode, where torch does not
+    count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def _check_unchanged(hook: Any, unchanged: bool) -> None:
+    """Raise ValueError that names the hook if it changed a value."""
     if not unchanged:
         name = getattr(hook, "__qualname__", type(hook).__name__)
         raise ValueError(

@@ -1,4 +1,4 @@
-"""`TransducerLoss` and `TDTLoss`: joiners that are trained without ever writing their logits."""
+"""`TransducerLoss` and `TDTLoss`: joiners that are trained without all their logits in memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from fused_transducer.lattices import check_number
 from fused_transducer.layers import of_linear
 from fused_transducer.plain import ACTIVATIONS
 
-#: The arguments of `transducer_loss` that are no tensors and no layer.
+#: Arguments of `transducer_loss` that are neither a tensor nor a layer.
 OPTIONS = {
     name
     for name, parameter in inspect.signature(transducer_loss).parameters.items()
     if "Tensor" not in parameter.annotation and name != "output"
 }
+#: Those of them that `align` takes too.
 OF_ALIGN = OPTIONS & set(inspect.signature(align).parameters)
-#: Those that have no range to be checked in.
+#: Options that `check_options` does not take, since they are only true or false.
 UNCHECKED = {"return_delay", "return_posteriors", "return_skipped", "zero_infinity"}
 
 
@@ -29,16 +30,22 @@ class TransducerLoss(nn.Module):
     """The joiner output_linear(activation(encoder_proj(encoder_out) + decoder_proj(decoder_out)))
     and its loss.
 
-    joiner_dim: H; vocab_size: V; encoder_dim, decoder_dim: of the outputs that are projected to H
-    first, as icefall's joiner does (its parameters have the same names); None: that output has H
-    columns already.  bias: of output_linear.
-    output: an nn.Linear to use as output_linear, in place of joiner_dim, vocab_size and bias; its
-    weight may be tied. The other options are those of `transducer_loss`, from blank on; dropout is
-    for training alone.  With `durations` output_linear has a row more for each of them, behind
-    those of the V symbols.  Raises TypeError for an option that it does not have, and ValueError
-    for a value that it would refuse.
+    Its parameters have the names of icefall's joiner. Under FSDP and DDP, call it within the module
+    that they wrap, as any layer.
 
-    Under FSDP and DDP, call it within the module that they wrap, as any layer.
+    Args
+        joiner_dim: H
+        vocab_size: V, the number of symbols
+        encoder_dim, decoder_dim: columns of the encoder's and the decoder's outputs, which are
+        projected to H. None is an output that has H columns already.
+        bias: whether output_linear has one
+        output: an nn.Linear to use as output_linear, in place of joiner_dim, vocab_size and bias.
+        Its weight may be tied to another layer's.
+        options: those of `transducer_loss`, from blank on. dropout is for training alone. With
+        durations, output_linear has a row more for each of them, behind those of the symbols.
+
+    Raises TypeError for an unknown option, and ValueError for a value that `transducer_loss` would
+    refuse.
     """
 
     def __init__(
@@ -54,7 +61,7 @@ class TransducerLoss(nn.Module):
                 f"TransducerLoss has no option {unknown[0]!r}; there are {', '.join(sorted(OPTIONS))}"
             )
         durations = options.get("durations", ())
-        # else check_options refuses them
+        # check_options refuses durations of another type.
         further = len(durations) if isinstance(durations, (list, tuple)) else 0
         if output is not None:
             if joiner_dim is not None or vocab_size is not None:
@@ -84,8 +91,8 @@ class TransducerLoss(nn.Module):
         utterance_weights: Optional[Tensor] = None, utterance_of: Optional[Tensor] = None,
         window: Optional[Tensor] = None, reference_frames: Optional[Tensor] = None,
     ):  # fmt: skip
-        """Return the loss, as `transducer_loss` does; encoder_out (N, T, encoder_dim), decoder_out
-        (N, U+1, decoder_dim)."""
+        """Return the loss as `transducer_loss` does, from encoder_out (N, T, encoder_dim) and
+        decoder_out (N, U+1, decoder_dim)."""
         options = self.options if self.training else {**self.options, "dropout": 0.0}
         return transducer_loss(
             self.encoder_proj(encoder_out), self.decoder_proj(decoder_out), targets=targets, T_lengths=T_lengths,
@@ -97,8 +104,8 @@ class TransducerLoss(nn.Module):
         self, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor, U_lengths: Tensor,
         confidence_span: Optional[int] = None,
     ) -> Tuple[Tensor, ...]:  # fmt: skip
-        """Return (frames, log_probabilities) of the best paths, and confidences, without dropout:
-        see `align`."""
+        """Return (frames, log_probabilities) of the best paths, and confidences with
+        confidence_span, as the function `align` does, without dropout."""
         return align(
             self.encoder_proj(encoder_out), self.decoder_proj(decoder_out), targets=targets, T_lengths=T_lengths,
             U_lengths=U_lengths, output=self.output_linear, confidence_span=confidence_span,
@@ -106,12 +113,11 @@ class TransducerLoss(nn.Module):
         )  # fmt: skip
 
     def logits(self, encoder_out: Tensor, decoder_out: Tensor) -> Tensor:
-        """Return (..., V + durations) for decoding, without dropout, of outputs (..., encoder_dim)
-        and (..., decoder_dim) that broadcast together."""
+        """Return logits (..., V + durations) for decoding, without dropout, from outputs
+        (..., encoder_dim) and (..., decoder_dim) that broadcast together."""
         activation = ACTIVATIONS[self.options["activation"]]
-        return self.output_linear(
-            activation.value(self.encoder_proj(encoder_out) + self.decoder_proj(decoder_out))
-        )
+        x = self.encoder_proj(encoder_out) + self.decoder_proj(decoder_out)
+        return self.output_linear(activation.value(x))
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -120,8 +126,10 @@ class TransducerLoss(nn.Module):
 class TDTLoss(TransducerLoss):
     """A joiner of tokens and durations (arXiv 2304.06795), and its loss.
 
-    vocab_size: V, with the blank.  durations: the frames that a token goes ahead.  sigma: is
-    subtracted from the log-probability of each token, which makes paths of few tokens worth more.
+    vocab_size: V, with the blank
+    durations: numbers of frames that a token may go ahead
+    sigma: a number that is subtracted from the log-probability of each token, so that paths of fewer
+        tokens count more
     """
 
     def __init__(

@@ -1,15 +1,14 @@
 """The joiners of six toolkits, each as one call of `transducer_loss` or of `align`: no toolkit is
 imported.
 
-Each function takes the toolkit's own joiner (of transformers the model), and the outputs of encoder
-and decoder in the toolkit's own shapes.  It folds the joiner's projections into them and returns
-the loss, with gradients for all parameters of the joiner.  Targets may be padded with anything.
-options: further options of `transducer_loss`; the reduction is "mean" over the utterances, where
-  none is given.
+Each function takes the toolkit's own joiner (for transformers the model), and the outputs of encoder
+and decoder in the toolkit's own shapes. It applies the joiner's projections to them, and returns the
+loss, with gradients for all parameters of the joiner. Targets may be padded with anything. `options`
+are further options of `transducer_loss`; the default reduction is "mean" over the utterances.
 
-Each has a function `align` of the same arguments, as `recipes.nemo.align(model.joint, ...)`, that
-returns what `fused_transducer.align` does; options: further ones of that.  What the toolkit drops
-or masks in training stays: align a model in evaluation.
+Each function has an attribute `align`, such as `recipes.nemo.align(model.joint, ...)`. It takes the
+same arguments and options of `fused_transducer.align`, and returns what that returns. Dropout and
+masks of training stay in it: align a model in evaluation.
 
 `nemo` and `transformers` take the five reductions of NeMo's RNNTLoss under its names: "mean_batch",
 over the utterances; "mean", each loss divided by its number of targets first; "mean_volume", the
@@ -38,8 +37,8 @@ from torch import Tensor, nn
 from fused_transducer.functional import align, transducer_loss
 from fused_transducer.layers import of_linear
 
-#: NeMo's name of a reduction -> the loss of the losses of all utterances, of their numbers of
-#: targets, 1 at least, and of whether each counts.
+#: NeMo's name of a reduction -> a function that reduces the losses (N,). Its other arguments are the
+#: numbers of targets (N,), 1 at least, and whether each utterance counts (N,).
 REDUCTIONS: Dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "mean_batch": lambda losses, U, counts: losses.sum() / counts.sum().clamp(min=1),
     "mean": lambda losses, U, counts: (losses / U).sum() / counts.sum().clamp(min=1),
@@ -55,18 +54,20 @@ NEMOS_LOSSES = (
 )  # fmt: skip
 
 
-#: The names of the arguments of `align`, and of those of the losses, which it leaves out.
+#: The names of the arguments of `align`.
 OF_ALIGN = set(inspect.signature(align).parameters)
+#: The names of the arguments of losses, which recipes of `align` accept and leave out.
 OF_LOSS = {"omega", *inspect.signature(transducer_loss).parameters}
-#: The arguments of `transducer_loss`, those that have a place there and those by name.
+#: Arguments of `transducer_loss`: by position, and by name.
 Inputs = Tuple[Tuple[Any, ...], Dict[str, Any]]
 
 
 def _recipe(inputs: Callable[..., Inputs], loss_of: Optional[Callable[..., Any]] = None) -> Any:
-    """Return a toolkit's function, which returns the loss, with `align`; inputs: makes the
-    arguments of both.
+    """Return the function of a toolkit, which computes the loss, with its attribute `align`.
 
-    loss_of: the loss of the arguments; None: `transducer_loss`.
+    Args
+        inputs: makes the arguments of `transducer_loss` from the toolkit's
+        loss_of: computes the loss from these; None is `transducer_loss`
     """
 
     @functools.wraps(inputs)
@@ -94,10 +95,12 @@ def _recipe(inputs: Callable[..., Inputs], loss_of: Optional[Callable[..., Any]]
 def _of_nemo(
     *inputs: Any, reduction: str, U_lengths: Tensor, omega: Optional[float] = None, **options: Any
 ) -> Any:
-    """Return the loss, with a reduction of NeMo's; further results of `transducer_loss` behind it.
+    """Return the loss with a reduction of NeMo's; behind it, in a tuple, the further results of
+    `transducer_loss` if any.
 
-    omega: the share of calls that leave out TDT's durations: of the regular lattice, by the symbols
-      alone."""
+    omega: the probability that a call of TDT leaves out the durations, and computes the loss of the
+        regular lattice from the symbols alone
+    """
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction: there are {', '.join(REDUCTIONS)}, not {reduction!r}")
     if omega is not None and random.uniform(0, 1) < omega:
@@ -114,8 +117,8 @@ def _of_nemo(
     skips = options.get("nonfinite") == "skip"
     shows = options.pop("return_skipped", False)
     options.update(U_lengths=U_lengths, reduction="none", return_skipped=skips or shows)
-    made = transducer_loss(*inputs, **options)
-    losses, *further = made if isinstance(made, tuple) else (made,)
+    results = transducer_loss(*inputs, **options)
+    losses, *further = results if isinstance(results, tuple) else (results,)
     counts = ~further[-1] if skips else torch.ones_like(losses)
     if skips and not shows:
         further.pop()
@@ -147,14 +150,14 @@ def nemo(
     joint: nn.Module, encoder_outputs: Tensor, decoder_outputs: Tensor, targets: Tensor, T_lengths: Tensor,
     U_lengths: Tensor, loss: Any = None, **options: Any,
 ) -> Inputs:  # fmt: skip
-    """Return the loss of NeMo's RNNTJoint: enc, pred, and joint_net of an activation, perhaps
-    dropout, and a layer.
+    """Return the loss of NeMo's RNNTJoint: its layers enc and pred, and joint_net, which is an
+    activation, perhaps dropout, and a layer.
 
-    encoder_outputs (N, encoder_dim, T), decoder_outputs (N, decoder_dim, U+1).  The blank is the
-    last symbol; outputs behind it (num_extra_outputs) are of TDT's durations.
-    loss: the model's RNNTLoss, of which reduction, clamp, fastemit_lambda, durations, sigma and
-    omega are taken where options do not say otherwise.  omega: the share of steps that are of the
-    symbols' regular lattice alone.
+    encoder_outputs (N, encoder_dim, T), decoder_outputs (N, decoder_dim, U+1). The blank is the
+    last symbol. Outputs behind it (num_extra_outputs) are of TDT's durations.
+    loss: the model's RNNTLoss, which sets reduction, clamp, fastemit_lambda, durations, sigma and
+    omega unless options do. omega is the share of steps of TDT that train the regular lattice of
+    the symbols alone.
     """
     if callable(getattr(joint, "is_adapter_available", None)) and joint.is_adapter_available():
         raise ValueError("nemo: the joint has adapters, which the loss would leave out")
@@ -164,10 +167,10 @@ def nemo(
             f"nemo: loss is a {type(inner).__name__}, which sums over other paths; there are {', '.join(NEMOS_LOSSES)}"
         )
     names = ("clamp", "durations", "fastemit_lambda", "omega", "sigma")
-    of_loss = {name: value for name in names if (value := getattr(inner, name, None)) is not None}
+    loss_options = {name: getattr(inner, name, None) for name in names}
     options = {
         "reduction": getattr(loss, "reduction", "mean_batch") or "none",
-        **of_loss,
+        **{name: value for name, value in loss_options.items() if value is not None},
         **options,
     }
     omega = options.pop("omega", 0.0)
@@ -222,7 +225,7 @@ def transformers(
         mask = frames.new_ones(frames.shape[:2])
     is_token = (labels != config.pad_token_id) & (labels != config.blank_token_id) & (labels >= 0)
     numbers = torch.arange(1, labels.shape[1] + 1, device=labels.device)
-    # the number of the last token, 0 without any: what is padded is behind it
+    # Tokens are numbered from 1, and padding is behind the last one; 0 is an utterance without any.
     U_lengths = nn.functional.pad(is_token * numbers, (1, 0)).amax(1)
     named = {
         "targets": labels,
@@ -239,22 +242,25 @@ def transformers(
     return (frames, decoder_out), {**named, **options}
 
 
-#: Attribute of a patched model with what `patch` was given, and what it replaced.
+#: Attribute of a patched model: a dict of the options of `patch` and of what it replaced.
 PATCHED = "_fused_transducer"
 
 
 def patch(model: nn.Module, logits: Optional[bool] = None, **options: Any) -> nn.Module:
-    """Give a loaded model that `transformers` takes, or PEFT's of one, this loss in place; return
-    the model.
+    """Replace the loss of a model in place, and return the model.
 
-    Where it gets labels its forward returns the output of its class, with this loss and without
-    logits in training.
-    logits: whether there are logits beside the loss; None: in evaluation alone, where metrics may
-    want them.  Without labels, as in `generate`, nothing changes; nor do the class, the parameters,
-    the configuration and what is saved.
-    options: those of `transformers`.  Trainer divides this loss by its steps of gradient
-    accumulation.  A model that is patched again has the new options.  Raises ValueError for a model
-    of another kind, or whose forward was replaced.
+    With labels, its forward returns the usual output of its class with this loss. Without labels, as
+    in `generate`, nothing changes. The class, the parameters, the configuration and what is saved
+    stay. Trainer divides this loss by its steps of gradient accumulation.
+
+    Args
+        model: a loaded model that `transformers` takes, or PEFT's wrapper of one. If it was patched
+        before, it gets the new options.
+        logits: whether the output has logits beside the loss. None is in evaluation alone, where
+        metrics may need them.
+        options: those of `transformers`
+
+    Raises ValueError for a model of another kind, or one whose forward was replaced.
     """
     inner = _transducer_of(model)
     before = inner.__dict__.get(PATCHED)
@@ -272,12 +278,13 @@ def patch(model: nn.Module, logits: Optional[bool] = None, **options: Any) -> nn
 
 
 def unpatch(model: nn.Module) -> nn.Module:
-    """Give a model that was patched its own loss again; return it."""
+    """Give a patched model its own loss again, and return the model; do nothing to another one."""
     inner = _transducer_of(model)
     before = inner.__dict__.pop(PATCHED, None)
     if before is None:
         return model
-    # else something is around it, such as autocast
+    # Where it is another function, something was wrapped around it later, such as autocast: that
+    # stays, and calls the class's own forward.
     if getattr(inner.forward, "__func__", None) is before["forward"]:
         del inner.forward
     del inner.accepts_loss_kwargs
@@ -287,7 +294,7 @@ def unpatch(model: nn.Module) -> nn.Module:
 
 
 def _transducer_of(model: Any) -> Any:
-    """Return the model itself, or the one that PEFT has wrapped.  Raises ValueError where it is no
+    """Return the model itself, or the one within PEFT's wrapper. Raises ValueError if that is no
     transducer."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     missing = [
@@ -304,8 +311,10 @@ def _transducer_of(model: Any) -> Any:
 
 
 def _forward_of(model: Any) -> MethodType:
-    """Return the patched forward of a model, bound as accelerate expects, with the signature of its
-    class, by which Trainer chooses the columns of a data set."""
+    """Return the patched forward of a model, as a bound method, which accelerate expects.
+
+    It has the signature of its class's forward, from which Trainer chooses the columns of a data set.
+    """
     signature = inspect.signature(type(model).forward)
     (rest,) = (
         name
@@ -329,8 +338,10 @@ def _patched_forward(
     model: Any, output: Any, labels: Tensor, decoder_input_ids: Tensor, decoder_cache: Any = None,
     use_decoder_cache: Any = None, encoder_outputs: Any = None, return_dict: Optional[bool] = None, **features: Any,
 ):  # fmt: skip
-    """Return the model's output for labels: as the forward of its class makes it, but for the loss
-    and its logits."""
+    """Return the output of the model for labels, as its class does, but with this loss.
+
+    output: the class of the output
+    """
     patched = model.__dict__[PATCHED]
     features.pop("num_items_in_batch", None)
     if encoder_outputs is None:
@@ -340,17 +351,15 @@ def _patched_forward(
     logits = None
     if patched["logits"] or (patched["logits"] is None and not model.training):
         logits = model.joint(decoder_out[:, None], encoder_outputs.pooler_output[:, :, None])
-    # the caches of a streaming encoder have names of their own in the model's output
-    names = {
-        field.name: field.name.replace("encoder_past", "past")
-        for field in dataclasses.fields(output)
-    }
-    values = {
-        name: getattr(encoder_outputs, of_encoder, None) for name, of_encoder in names.items()
-    }
-    made = output(**{**values, "loss": loss, "logits": logits, "decoder_cache": decoder_cache})
+    values = {}
+    for field in dataclasses.fields(output):
+        # A streaming encoder calls its caches past_..., the model's output encoder_past_...
+        name_in_encoder = field.name.replace("encoder_past", "past")
+        values[field.name] = getattr(encoder_outputs, name_in_encoder, None)
+    values.update(loss=loss, logits=logits, decoder_cache=decoder_cache)
+    result = output(**values)
     as_dict = model.config.return_dict if return_dict is None else return_dict
-    return made if as_dict else made.to_tuple()
+    return result if as_dict else result.to_tuple()
 
 
 @_recipe
@@ -358,8 +367,8 @@ def espnet(
     joint_network: nn.Module, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor,
     U_lengths: Tensor, **options: Any,
 ) -> Inputs:  # fmt: skip
-    """Return the loss of ESPnet's JointNetwork (espnet2.asr and espnet2.asr_transducer): lin_enc,
-    lin_dec, joint_activation, lin_out.
+    """Return the loss of ESPnet's JointNetwork (espnet2.asr and espnet2.asr_transducer): its layers
+    lin_enc, lin_dec, joint_activation and lin_out.
 
     encoder_out (N, T, encoder_size), decoder_out (N, U+1, decoder_size): not unsqueezed.
     """
@@ -382,8 +391,8 @@ def wenet(
     joint: nn.Module, encoder_out: Tensor, predictor_out: Tensor, targets: Tensor, T_lengths: Tensor,
     U_lengths: Tensor, **options: Any,
 ) -> Inputs:  # fmt: skip
-    """Return the loss of WeNet's TransducerJoint: enc_ffn and pred_ffn, perhaps post_ffn of their
-    sum, ffn_out.
+    """Return the loss of WeNet's TransducerJoint: its layers enc_ffn and pred_ffn, perhaps post_ffn
+    of their sum, and ffn_out.
 
     encoder_out (N, T, encoder_dim), predictor_out (N, U+1, predictor_dim).
     """
@@ -393,13 +402,13 @@ def wenet(
         )
     if joint.enc_ffn is not None:
         encoder_out, predictor_out = joint.enc_ffn(encoder_out), joint.pred_ffn(predictor_out)
-    if joint.post_ffn is not None:  # of the sum: its bias counts once
+    if joint.post_ffn is not None:  # it is applied to both parts of a sum: its bias, to one of them
         weight, bias = of_linear(joint.post_ffn)
         encoder_out = nn.functional.linear(encoder_out, weight, bias)
         predictor_out = nn.functional.linear(predictor_out, weight)
     named = {
         "targets": targets, "T_lengths": T_lengths, "U_lengths": U_lengths, "output": joint.ffn_out,
-        "activation": activation_name(joint.activatoin),  # its name there
+        "activation": activation_name(joint.activatoin),  # WeNet spells it so
     }  # fmt: skip
     return (encoder_out, predictor_out), {**named, **options}
 
@@ -409,12 +418,13 @@ def speechbrain(
     joint: nn.Module, output: nn.Module, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_shares: Tensor,
     U_shares: Tensor, **options: Any,
 ) -> Inputs:  # fmt: skip
-    """Return the loss of SpeechBrain's Transducer_joint and of the layer behind it
+    """Return the loss of SpeechBrain's Transducer_joint and of the output layer behind it
     (`transducer_lin`).
 
-    encoder_out (N, T, H), decoder_out (N, U+1, H): projected, not unsqueezed; T_shares, U_shares
-    (N,): the lengths over those of the longest, as SpeechBrain has them.  Raises ValueError for
-    layers that are each in a DistributedDataParallel or DataParallel of its own.
+    encoder_out (N, T, H), decoder_out (N, U+1, H): projected, not unsqueezed
+    T_shares, U_shares (N,): the lengths as SpeechBrain has them, as shares of the longest
+
+    Raises ValueError if a layer is in a DistributedDataParallel or DataParallel of its own.
     """
     for layer in (joint, output):
         if isinstance(layer, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
@@ -422,12 +432,13 @@ def speechbrain(
                 f"{type(layer).__name__} reduces no gradients of a layer that is not called: call this within the "
                 "forward of a module that has both layers"
             )
-    if joint.joint == "concat":  # a layer of both, one behind the other
+    if joint.joint == "concat":  # one layer of both outputs, one behind the other
         linear = _inner(joint.joint_network)
         weight, bias = of_linear(linear)
-        of_encoder, of_decoder = weight.split([encoder_out.shape[-1], decoder_out.shape[-1]], 1)
-        encoder_out = nn.functional.linear(encoder_out, of_encoder, bias)
-        decoder_out = nn.functional.linear(decoder_out, of_decoder)
+        sizes = [encoder_out.shape[-1], decoder_out.shape[-1]]
+        encoder_weight, decoder_weight = weight.split(sizes, 1)
+        encoder_out = nn.functional.linear(encoder_out, encoder_weight, bias)
+        decoder_out = nn.functional.linear(decoder_out, decoder_weight)
     named = {
         "targets": targets, "T_lengths": (T_shares * encoder_out.shape[1]).round().long(),
         "U_lengths": (U_shares * targets.shape[1]).round().long(), "output": _inner(output),
@@ -437,11 +448,11 @@ def speechbrain(
 
 
 def _inner(layer: nn.Module) -> nn.Module:
-    """Return the nn.Linear that SpeechBrain's own Linear wraps."""
+    """Return the nn.Linear that SpeechBrain's own Linear wraps; an nn.Linear itself."""
     return getattr(layer, "w", layer)
 
 
-#: Name of an activation -> whether a layer is that.
+#: Name of an activation -> a function that tells whether a layer is that.
 _NAMES: Dict[str, Callable[[Any], bool]] = {
     "tanh": lambda layer: isinstance(layer, nn.Tanh),
     "relu": lambda layer: isinstance(layer, nn.ReLU),
@@ -458,15 +469,15 @@ _NAMES: Dict[str, Callable[[Any], bool]] = {
 
 
 def _is_swish(layer: nn.Module) -> bool:
-    """Return whether a layer is x sigmoid(x).  ESPnet, WeNet and SpeechBrain each have a Swish of
-    their own, where beta means different things: so it is asked for values."""
+    """Return whether a layer is x * sigmoid(x), by its values: ESPnet, WeNet and SpeechBrain each
+    have a Swish of their own, and its beta means different things."""
     x = torch.linspace(-3, 3, 7)
     return type(layer).__name__ == "Swish" and torch.allclose(layer(x), nn.functional.silu(x))
 
 
 def activation_name(layer: nn.Module) -> str:
-    """Return the name that `transducer_loss` has for an activation layer.  Raises ValueError where
-    it has none."""
+    """Return the name of an activation layer as `transducer_loss` takes it. Raises ValueError for
+    one that it does not have."""
     for name, matches in _NAMES.items():
         if matches(layer):
             return name

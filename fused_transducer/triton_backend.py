@@ -1,11 +1,12 @@
-"""The Triton backend: launches `kernels`.
+"""The Triton backend: launches the kernels of `kernels`.
 
-It runs on CUDA, or on the CPU in Triton's interpreter (TRITON_INTERPRET=1).
+It runs on CUDA, or on the CPU in Triton's interpreter (TRITON_INTERPRET=1). `plain` tells what a
+backend is.
 
-float32 on any GPU; bfloat16 and float16 from compute capability 8.0 on, since Triton has no tensor
-cores before it. Sums are in float32, the lattice in float64.  Products of float32 use TF32 where
-torch's own matrix products do; those of float16's backward always do, since gradients leave the
-range of float16.
+It takes float32 on any GPU, and bfloat16 and float16 from compute capability 8.0 on, since Triton
+uses no tensor cores before it. Sums are in float32, the lattice in float64. Products of float32 use
+TF32 where torch's own matrix products do. Those in the backward of float16 always use it, since
+gradients leave the range of float16.
 """
 
 from __future__ import annotations
@@ -23,15 +24,13 @@ from fused_transducer import plain, windows
 from fused_transducer.call import ACTIVATIONS, Call
 from fused_transducer.lattices import NORMALISERS, REGULAR_ARCS
 
-#: A tile has this many blocks for each multiprocessor, so that none of them waits long for the last
-#: ones, ...
+#: Blocks of a tile for each multiprocessor: so many that none waits long for the last ones.
 WAVES = 3
-#: ... and so many cells on a small GPU, so that launches stay few, ...
+#: Least cells of a tile, so that a small GPU needs few launches.
 FEWEST_CELLS = 2**15
-#: ... and its activations, gradients of logits and gradients of inputs take no more bytes than
-#: this.
+#: Most bytes of a tile's activations, gradients of logits and gradients of inputs.
 TILE_BYTES = 3 * 2**28
-#: Programs that share the frames, or the decoder's states, of a tile.
+#: Most programs that add a tile's gradients to the frames, or to the decoder's states.
 ADDERS = 1024
 #: Rows and columns of blocks that are activated or added, not multiplied.
 ADDED, COLUMNS = 16, 64
@@ -40,28 +39,27 @@ OF_PARTS = 128
 #: Least compute capability whose tensor cores Triton uses: before it, kernels of 16 bits spill 8 kB
 #: a thread.
 TENSOR_CORES_FROM = (8, 0)
-#: Most sums of their own that the rows of a tile have in the gradients of the weight.
+#: Most splits of a tile's rows in the gradient of the weight, each with a sum of its own.
 MOST_SPLITS = 16
-#: Longest U + 1: a diagonal is one program's vector, and passes through shared memory.
+#: Most states U + 1: an anti-diagonal is one program's vector, and passes through shared memory.
 LONGEST = 2**13
-#: Rows of what is multiplied begin at multiples of so many bytes, as asynchronous copies to shared
-#: memory ask.
+#: Rows of matrices begin at multiples of so many bytes, which asynchronous copies to shared memory
+#: need.
 ALIGNED = 16
 
 
 @cache
 def _import_error() -> str:
+    """Return why Triton and the kernels cannot be imported, or ""."""
     try:
         import triton.language
 
         import fused_transducer.kernels  # noqa: F401
     except ImportError as error:
         return f"Triton does not import ({error})"
-    return (
-        ""
-        if hasattr(triton.language, "gather")
-        else f"it needs Triton 3.2 or newer, not {triton.__version__}"
-    )
+    if hasattr(triton.language, "gather"):
+        return ""
+    return f"it needs Triton 3.2 or newer, not {triton.__version__}"
 
 
 def unavailable(device: torch.device, dtype: torch.dtype) -> str:
@@ -70,7 +68,7 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str:
         return f"it runs on CUDA, not on {device.type}"
     if dtype == torch.float64:
         return "it has no float64"
-    # whose compute capability, 9.0 and 9.4, is none of NVIDIA's
+    # AMD's GPUs are CUDA devices of torch too, of compute capability 9.0 and 9.4.
     if device.type == "cuda" and torch.version.hip:
         return "its kernels are for NVIDIA GPUs: an AMD GPU has less shared memory for a block, and no TF32"
     if device.type == "cuda" and dtype != torch.float32:
@@ -82,13 +80,14 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def rows(call: Call) -> int:
-    """Return how many numbers of each cell there are between forward and backward, see `forward`."""
+    """Return the rows of `arcs`: one for each part of a cell, and two for each softmax, see
+    `forward`."""
     return call.lattice.parts + (4 if call.topology == "tdt" else 2)
 
 
 def room(call: Call) -> int:
-    """Return for how many cells there must be room, as `plain.room` does; with a window, for the
-    states of the frame that has the most.  This waits for the GPU."""
+    """Return the columns of `arcs`: one for each cell of the padded batch. With a window each frame
+    has as many as the frame with most states; to know that, this waits for the GPU."""
     capturing = call.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if call.window is None or capturing:
         return plain.room(call)
@@ -97,16 +96,16 @@ def room(call: Call) -> int:
 
 
 def fits(call: Call, cells: int) -> bool:
-    """Return whether `cells` is the number of cells for which there is room; with a window, whether
-    it is the same number of states for each frame."""
+    """Return whether `arcs` may have this number of columns; with a window, whether it has equally
+    many for each frame."""
     if call.window is None:
         return plain.fits(call, cells)
     return 0 < cells <= plain.room(call) and cells % (call.M * call.T) == 0
 
 
 class Blocks(NamedTuple):
-    """Sizes of the blocks of a product, in cells, symbols and columns: as the kernels' arguments
-    are named."""
+    """Hold the sizes of a matrix product's blocks, named as the kernels' arguments: BM cells, BV
+    outputs and BH columns of the joiner."""
 
     BM: int
     BV: int
@@ -115,10 +114,10 @@ class Blocks(NamedTuple):
     num_stages: int = 3
 
 
-#: Compute capabilities, from and below, of GPUs with 227 kB of shared memory for a block; others
-#: have 99 to 163 kB.
+#: GPUs of compute capabilities from the first to below the second have 227 kB of shared memory for
+#: a block; others have 99 to 163 kB.
 LARGE_SHARED = (9, 0), (12, 0)
-#: Blocks of each product by bytes of a number, for other GPUs and for those of LARGE_SHARED.
+#: (product, bytes of a number) -> its blocks on other GPUs, and on those of LARGE_SHARED.
 BLOCKS = {
     ("logits", 4): (Blocks(BM=128, BV=64, BH=32), Blocks(BM=128, BV=128, BH=32)),
     ("inputs", 4): (Blocks(BM=128, BV=32, BH=64), Blocks(BM=128, BV=32, BH=128)),
@@ -130,19 +129,28 @@ BLOCKS = {
 
 
 def _blocks(product: str, dtype: torch.dtype, launch: _Launch) -> Blocks:
-    """Return the blocks of a product, no larger than V and H ask."""
-    large = launch.gpu is not None and LARGE_SHARED[0] <= launch.gpu.capability < LARGE_SHARED[1]
-    blocks = BLOCKS[product, torch.finfo(dtype).bits // 8][large]
-    BV, BH = (max(16, 1 << (size - 1).bit_length()) for size in (launch.call.V, launch.call.H))
+    """Return the blocks of the product "logits", "inputs" or "weight" for numbers of `dtype`, no
+    larger than V and H need."""
+    first, below = LARGE_SHARED
+    is_large = launch.gpu is not None and first <= launch.gpu.capability < below
+    for_others, for_large = BLOCKS[product, torch.finfo(dtype).bits // 8]
+    blocks = for_large if is_large else for_others
+    BV, BH = (max(16, _power_of_two(size)) for size in (launch.call.V, launch.call.H))
     return blocks._replace(BV=min(blocks.BV, BV), BH=min(blocks.BH, BH))
 
 
 def _ceil(a: int, b: int) -> int:
+    """Return a / b, rounded up."""
     return -(-a // b)
 
 
+def _power_of_two(size: int) -> int:
+    """Return the least power of two that is not below `size`."""
+    return 1 << (size - 1).bit_length()
+
+
 class Gpu(NamedTuple):
-    """capability: (major, minor)."""
+    """Describe a GPU; capability: its compute capability, (major, minor)."""
 
     multiprocessors: int
     capability: Tuple[int, int]
@@ -157,15 +165,15 @@ def _gpu(device: torch.device) -> Optional[Gpu]:
 
 
 def _precision(gpu: Optional[Gpu], dtype: torch.dtype) -> str:
-    """Return Triton's `input_precision` for products of float32 that come from tensors of `dtype`.
+    """Return Triton's `input_precision` for float32 products in a call with inputs of `dtype`.
 
-    tf32x3 adds three products of TF32 halves on tensor cores: 22 bits of each operand count, so a
-    product is within 2**-21 of the exact one, where one in float32 is within 2**-24 and one in TF32
-    within 2**-10.  For products with the weight it becomes "halves": the same, with the weight's
-    halves made once instead of in each block.
+    "tf32" rounds operands to TF32: a product is within 2**-10 of the exact one. "ieee" multiplies in
+    float32, within 2**-24. "tf32x3" splits each operand into two halves in TF32, and adds three
+    products of them: 22 bits of an operand count, so a product is within 2**-21. In products with
+    the weight, "halves" takes its place: the same, but the weight is split once, not in each block.
     """
     settings = torch.backends.cuda.matmul
-    # torch 2.9; once it is set, reading allow_tf32 raises
+    # torch 2.9 has fp32_precision; once that is set, reading allow_tf32 raises.
     chosen = getattr(settings, "fp32_precision", None)
     if dtype == torch.float16 or (settings.allow_tf32 if chosen is None else chosen == "tf32"):
         return "tf32"
@@ -179,13 +187,23 @@ def _on_its_device(device: torch.device) -> ContextManager[None]:
 
 
 class _Launch:
-    """Holds what the kernels of one call share.  cells: for which there is room."""
+    """Holds what the kernels of one call share.
+
+    Attributes:
+        kernels: the module of the kernels
+        cells: columns of `arcs`
+        states: columns of `arcs` for each frame
+        band (M, T, 2): the range of states of each frame under a window; None without
+        HP, VP: H and V with the columns that pad rows to multiples of ALIGNED bytes
+        strides: of utterances and frames of the encoder's outputs, of rows and states of the
+            decoder's
+    """
 
     def __init__(self, call: Call, cells: int):
-        # Triton is imported where it is needed
+        # Triton takes long to import, and is not there on every computer.
         self.kernels = importlib.import_module("fused_transducer.kernels")
         self.call, self.gpu = call, _gpu(call.device)
-        #: 2 for the interpreter, whose tiles are small
+        # The interpreter's tiles are small, as for 2 multiprocessors.
         self.multiprocessors = self.gpu.multiprocessors if self.gpu else 2
         self.bias = call.weight if call.bias is None else call.bias.contiguous()
         integers = [call.targets, call.T_lengths, call.U_lengths]
@@ -199,20 +217,20 @@ class _Launch:
         self.T_lengths, self.U_lengths = (
             x.to(call.device, torch.int32).contiguous() for x in (call.frames, call.U_lengths)
         )
-        # None is no argument of a kernel's: it is a constant of its code
-        self.utterance_of = (
-            call.utterance_of if call.utterance_of is None else call.utterance_of.to(self.T_lengths)
-        )
+        # For None Triton compiles other code, which does not read it.
+        self.utterance_of = None
+        if call.utterance_of is not None:
+            self.utterance_of = call.utterance_of.to(self.T_lengths)
         self.cells = cells
-        #: for which each frame has room, and which it has
-        self.states, self.band = cells // (call.M * call.T), None
+        self.states = cells // (call.M * call.T)
+        self.band = None
         if call.window is not None:
             first, end = windows.states_of_frames(call.band, call.T).unbind(-1)
             end = torch.minimum(end, first + self.states)
             self.band = torch.stack([first, end], -1).to(torch.int32)
         self.sizes = call.T, self.states
-        of_16_bytes = ALIGNED // call.weight.element_size()
-        self.HP, self.VP = (_ceil(size, of_16_bytes) * of_16_bytes for size in (call.H, call.V))
+        step = ALIGNED // call.weight.element_size()
+        self.HP, self.VP = (_ceil(size, step) * step for size in (call.H, call.V))
         self.encoder, self.decoder = (self._rows(x) for x in (call.encoder_out, call.decoder_out))
         self.strides = (*self.encoder.stride()[:2], *self.decoder.stride()[:2])
         if max(self.HP * self.VP, call.T * self.states) >= 2**31:
@@ -233,32 +251,30 @@ class _Launch:
         self.flags = {"V": call.V, **self.padded, "HAS_BIAS": call.bias is not None, **self.groups}
 
     def _rows(self, x: Tensor) -> Tensor:
-        """Return x (N, rows, H), copied and padded with zeros to (N, rows, HP) where its rows are
-        not ALIGNED."""
+        """Return x (N, rows, H) with rows that begin at multiples of ALIGNED bytes: x itself, a copy,
+        or a copy (N, rows, HP) that is padded with zeros."""
         if self.HP != self.call.H:
             return torch.nn.functional.pad(x.detach(), (0, self.HP - self.call.H))
-        of_row = [stride * x.element_size() for stride in x.stride()[:2]]
-        return (
-            x
-            if x.stride(2) == 1 and not any(stride % ALIGNED for stride in of_row)
-            else x.contiguous()
-        )
+        strides = [stride * x.element_size() for stride in x.stride()[:2]]
+        is_aligned = x.stride(2) == 1 and not any(stride % ALIGNED for stride in strides)
+        return x if is_aligned else x.contiguous()
 
     def products(self, operands: torch.dtype) -> Dict[str, Any]:
-        """Return how operands of a dtype are multiplied, as the kernels' arguments are named."""
-        # Triton's interpreter multiplies the bits of bfloat16 as if they were integers
-        operand = getattr(
-            self.kernels.tl, str(operands if self.gpu else torch.float32)[len("torch.") :]
-        )
+        """Return the kernels' arguments that say how operands of a dtype are multiplied."""
+        # Triton's interpreter multiplies the bits of bfloat16 as if they were integers.
+        dtype = operands if self.gpu else torch.float32
+        operand = getattr(self.kernels.tl, str(dtype)[len("torch.") :])
         return {"PRECISION": _precision(self.gpu, self.call.weight.dtype), "OPERAND": operand}
 
     def weights(self, operands: torch.dtype, along: str) -> Tuple[Tensor, Dict[str, Any]]:
-        """Return the weight as kernels take it, its rows and columns padded with zeros, and their
-        arguments for it.
+        """Return the weight, padded with zeros, and the kernels' arguments that say how it is stored
+        and multiplied.
 
-        along: the dimension that products with it sum over, "H" or "V".  Tensor cores want numbers
-        of 32 bits to follow each other along it, plain products to follow each other across it, and
-        16 bits are free to choose."""
+        operands: the dtype in which it is multiplied
+        along: the dimension, "H" or "V", that products with it sum over. For float32, tensor cores
+            want this dimension contiguous, and products without them the other one. 16 bits may
+            have any.
+        """
         call, how = self.call, self.products(operands)
         weight = call.weight.detach().to(operands)
         if (self.VP, self.HP) != (call.V, call.H):
@@ -268,28 +284,41 @@ class _Launch:
         else:
             weight, strides = weight.contiguous(), {"WV": self.HP, "WH": 1}
         if operands == torch.float32 and how["PRECISION"] == "tf32x3":
+            # TF32 lacks the last 13 bits of float32, to which the high half is rounded.
             high = ((weight.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
-            weight, how = torch.stack([high, weight - high]), {**how, "PRECISION": "halves"}
+            weight = torch.stack([high, weight - high])
+            how["PRECISION"] = "halves"
         return weight, {**strides, **how}
 
     def rows(self, size: int, BM: int) -> int:
-        """Return the number of cells of a tile of backward, in blocks of BM, whose numbers have
-        `size` bytes; a power of two where the batch has fewer cells, since kernels are compiled for
-        it."""
-        call = self.call
-        fit = TILE_BYTES // self.bytes_of_cell(size) // BM * BM
-        tile = call.tile_cells or max(
-            256, min(max(WAVES * BM * self.multiprocessors, FEWEST_CELLS), fit)
-        )
-        return min(tile, 1 << (self.cells - 1).bit_length())
+        """Return the number of cells of a tile in backward.
+
+        size: bytes of a number
+        BM: cells of a block
+
+        A small batch has one tile. Its size is a power of two, since kernels are compiled for it.
+        """
+        fitting = TILE_BYTES // self.bytes_of_cell(size) // BM * BM
+        wanted = max(WAVES * BM * self.multiprocessors, FEWEST_CELLS)
+        tile = self.call.tile_cells or max(256, min(wanted, fitting))
+        return min(tile, _power_of_two(self.cells))
 
     def bytes_of_cell(self, size: int) -> int:
-        """Return the bytes of a cell's activations, gradients of logits and gradients of inputs."""
+        """Return the bytes of a cell's activations, gradients of logits and gradients of inputs, with
+        numbers of `size` bytes."""
         return size * (2 * self.HP + self.VP)
 
     def activate(
         self, activations: Tensor, tile: int, blocks: int, listed: Sequence[Tensor], BM: int
     ) -> None:
+        """Write the activations (cells, HP) of a tile.
+
+        Args
+            tile: the first block of the tile in forward, the first listed cell in backward
+            blocks: blocks of a row of the batch in forward, not used in backward
+            listed: in backward, what `list_cells` wrote, and the positions it is from; else ()
+            BM: cells of a block
+        """
         numbers, positions = listed or (self.T_lengths, self.T_lengths)
         self.kernels.activate[(_ceil(len(activations), BM), _ceil(self.HP, COLUMNS))](
             self.encoder, self.decoder, self.utterance_of, self.T_lengths, self.U_lengths, self.band, numbers,
@@ -299,9 +328,11 @@ class _Launch:
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tensor) -> None:
-    """Write into losses (M,) and arcs (rows, cells) as `plain.forward` does.  Behind the parts arcs
-    has each cell's largest logit and the log of the sum beside it, and the same of durations that
-    have a softmax of their own."""
+    """Write losses (M,) and arcs (rows, cells) as `plain.forward` does.
+
+    Behind the parts, arcs has two rows that normalise the softmax of a cell: the largest logit, and
+    the log of the sum of exp(logit - largest). Durations with a softmax of their own have two more.
+    """
     with _on_its_device(call.device):
         _forward(call, gradient, losses, arcs)
 
@@ -312,14 +343,14 @@ def _forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
             f"decoder_out has {call.U1} states; the Triton kernels take {LONGEST}: use backend='torch'"
         )
     launch = _Launch(call, arcs.shape[1] if arcs.numel() else room(call))
-    # in the padding, arcs of no path
+    # The padding has posteriors of 0.
     arcs = arcs.zero_() if arcs.numel() else arcs.new_zeros(rows(call), launch.cells)
     blocks = _blocks("logits", call.weight.dtype, launch)
     blocks_each = _ceil(call.T * launch.states, blocks.BM)  # blocks of an utterance
-    size = call.weight.element_size()  # the activations take the bytes of a tile of backward
-    rows_at_once = call.tile_cells or launch.rows(size, blocks.BM) * launch.bytes_of_cell(size) // (
-        size * launch.HP
-    )
+    # The activations may take all bytes of a tile of backward.
+    size = call.weight.element_size()
+    tile_bytes = launch.rows(size, blocks.BM) * launch.bytes_of_cell(size)
+    rows_at_once = call.tile_cells or tile_bytes // (size * launch.HP)
     at_once = min(call.M * blocks_each, _ceil(rows_at_once, blocks.BM))
     activations = call.weight.new_empty(at_once * blocks.BM, launch.HP)
     weight, of_weight = launch.weights(call.weight.dtype, "H")
@@ -331,8 +362,7 @@ def _forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
             launch.cells, block, blocks_each, call.T, call.U1, launch.states, call.blank, float(call.delay_penalty),
             **launch.smoothing, **launch.flags, **of_weight, **blocks._asdict(),
         )  # fmt: skip
-    # of the vector that holds a diagonal of the lattice
-    width = max(16, 1 << (call.U1 - 1).bit_length())
+    width = max(16, _power_of_two(call.U1))  # of the vector that holds an anti-diagonal
     if call.topology not in REGULAR_ARCS:
         return _walk(launch, width, gradient, losses, arcs)
     launch.kernels.lattice[(call.M,)](
@@ -343,7 +373,11 @@ def _forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
 
 
 def _walk(launch: _Launch, width: int, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
-    """Fill the losses from the arcs of any lattice; with `gradient` arcs with the posteriors."""
+    """Compute the losses of any lattice from the log-probabilities in arcs; with `gradient`, replace
+    these by the posteriors.
+
+    width: of the vector that holds an anti-diagonal.
+    """
     call, cells, lattice = launch.call, launch.cells, launch.call.lattice
     of_rows = launch.T_lengths, launch.U_lengths, launch.band
     parts = arcs.new_empty(lattice.parts, cells)
@@ -354,7 +388,7 @@ def _walk(launch: _Launch, width: int, gradient: bool, losses: Tensor, arcs: Ten
     passes = 2 if gradient else 1
     mantissas = arcs.new_empty(passes, cells, dtype=torch.float64)
     exponents = torch.empty_like(mantissas, dtype=torch.int64)
-    # dt, du, two parts (-1 for none), then_blank, constant
+    # As the kernels take an arc: dt, du, two parts (-1 is none), then_blank, constant.
     rows = tuple(
         (arc.dt, arc.du, *(*arc.parts, -1, -1)[:2], arc.then_blank, arc.weight)
         for arc in lattice.arcs
@@ -379,8 +413,9 @@ def backward(
     kept: Tensor,
     gradients: Sequence[Optional[Tensor]],
 ) -> None:
-    """Add to those of `gradients` that are wanted, as `plain.backward` does; arcs are those that
-    forward wrote."""
+    """Add the gradients that are wanted to `gradients`, as `plain.backward` does; arcs is what forward
+    wrote."""
+    # The gradient of `losses.sum()` is one number that is expanded to (M,): it is not contiguous.
     with _on_its_device(call.device):
         _backward(call, grad_losses.contiguous(), arcs, gradients)
 
@@ -388,17 +423,15 @@ def backward(
 def _backward(
     call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence[Optional[Tensor]]
 ) -> None:
-    """grad_losses: contiguous, since the gradient of `losses.sum()` is one number expanded to
-    (N,)."""
+    """Add the gradients, tile by tile of the cells that have one; grad_losses is contiguous."""
     d_encoder, d_decoder, d_weight, d_bias = gradients
     cells = arcs.shape[1]
     launch = _Launch(call, cells)
     kernels = launch.kernels
-    counts = (
-        plain.has_gradient(call, arcs).view(call.M, -1) & (grad_losses != 0).unsqueeze(1)
-    ).flatten()
-    # how many count up to each
-    positions = counts.cumsum(0, dtype=torch.int64 if cells >= 2**31 else torch.int32)
+    counted = plain.has_gradient(call, arcs).view(call.M, -1) & (grad_losses != 0).unsqueeze(1)
+    # How many cells are counted up to each one, and with it.
+    index_dtype = torch.int64 if cells >= 2**31 else torch.int32
+    positions = counted.flatten().cumsum(0, dtype=index_dtype)
     count = _Count(positions)
     numbers = torch.empty_like(positions)
     kernels.list_cells[(_ceil(cells, 1024),)](numbers, positions, cells, BLOCK=1024)
@@ -407,7 +440,7 @@ def _backward(
     blocks = _blocks("inputs", dtype, launch)
     back, of_back = launch.weights(dtype, "V")
     weight, of_weight = launch.weights(call.weight.dtype, "H")
-    # the logits are made again as forward made them
+    # The logits are computed again exactly as in forward.
     of_forward = _blocks("logits", call.weight.dtype, launch)
     rows = launch.rows(torch.finfo(dtype).bits // 8, blocks.BM)
     of_inputs = d_encoder is not None or d_decoder is not None
@@ -421,7 +454,7 @@ def _backward(
         )
     across = _ceil(call.H, COLUMNS)
     for tile in range(0, cells, rows):
-        # the first tile does not ask, so that the GPU works while the host waits
+        # Before the first tile the host does not wait, so that the GPU has work meanwhile.
         if tile and tile >= count.wait():
             break
         launch.activate(activations, tile, 1, (numbers, positions), ADDED)
@@ -459,12 +492,15 @@ def _backward(
 
 
 class _Count:
-    """Holds the number of cells that have a gradient, which comes from the GPU while the host goes
+    """Holds the number of cells that have a gradient. It is copied from the GPU while the host goes
     on."""
 
     def __init__(self, positions: Tensor):
-        """positions (cells,): the last is the number.  A CUDA graph that is captured cannot wait:
-        it takes all cells, and what is over returns."""
+        """Start to copy the last of the positions (cells,), which is the number.
+
+        While a CUDA graph is captured, nobody can wait. Then it is the number of all cells, and
+        programs for more cells than are listed do nothing.
+        """
         self.count: Optional[int] = None
         if positions.device.type != "cuda":
             self.count = int(positions[-1])
@@ -477,7 +513,7 @@ class _Count:
             self.copied.record()
 
     def wait(self) -> int:
-        """Return the number, once it is here."""
+        """Return the number; wait for it if need be."""
         if self.count is None:
             self.copied.synchronize()
             self.count = int(self.copy)
@@ -485,40 +521,44 @@ class _Count:
 
 
 def _splits(programs: int, blocks: int, most: int, multiprocessors: int) -> Tuple[int, int]:
-    """Return (splits, blocks of rows of each) with which `programs` that go through `blocks` of
-    rows end soonest: the fewest splits, at most `most`, that are within a tenth of the shortest
-    time, in blocks of rows of a multiprocessor.
+    """Return (number of splits, blocks of each) into which rows are best split.
+
+    Each of `programs` programs goes through `blocks` blocks of rows. In n splits there are n times
+    as many programs with an n-th of the blocks. Chosen is the smallest n that takes at most a tenth
+    more than the shortest time. Times are in blocks that a multiprocessor goes through.
+
+    most: most splits
     """
     shares = {_ceil(blocks, wanted) for wanted in range(1, most + 1)}
-    waves = {
+    times = {
         share: _ceil(programs * _ceil(blocks, share), multiprocessors) * share for share in shares
     }
-    share = max(share for share in shares if waves[share] <= 1.1 * min(waves.values()))
+    share = max(share for share in shares if times[share] <= 1.1 * min(times.values()))
     return _ceil(blocks, share), share
 
 
 class _WeightGradients:
-    """The gradients of weight and bias.  V x H alone makes few programs: so splits of a tile's rows
-    have sums of their own, which are added at the end."""
+    """Holds the gradients of weight (splits, V, HP) and bias (splits, V).
+
+    The blocks of a V x H matrix make few programs. So the rows of each tile are split, and each split
+    has a sum of its own. These are added at the end.
+    """
 
     def __init__(
         self, call: Call, launch: _Launch, dtype: torch.dtype, rows: int, weight: bool, bias: bool
     ):
         self.rows, self.cells = rows, launch.cells
         blocks = _blocks("weight", dtype, launch)
-        self.launch, self.blocks = (
-            launch.kernels.weight_gradients,
-            {**blocks._asdict(), **launch.products(dtype)},
-        )
-        programs = _ceil(call.V, blocks.BV), _ceil(call.H, blocks.BH) if weight else 1
+        self.kernel = launch.kernels.weight_gradients
+        self.blocks = {**blocks._asdict(), **launch.products(dtype)}
+        down = _ceil(call.V, blocks.BV)
+        across = _ceil(call.H, blocks.BH) if weight else 1
         most = min(MOST_SPLITS, _ceil(rows, 256))
-        splits, share = _splits(
-            programs[0] * programs[1], _ceil(rows, blocks.BM), most, launch.multiprocessors
-        )
-        self.grid, share = (*programs, splits), share * blocks.BM
+        splits, share = _splits(down * across, _ceil(rows, blocks.BM), most, launch.multiprocessors)
+        self.grid = (down, across, splits)
         self.flags = {
-            "V": call.V, **launch.padded, "SHARE": share, "COMPILED": launch.gpu is not None, "WEIGHT": weight,
-            "BIAS": bias,
+            "V": call.V, **launch.padded, "SHARE": share * blocks.BM, "COMPILED": launch.gpu is not None,
+            "WEIGHT": weight, "BIAS": bias,
         }  # fmt: skip
         self.weight = torch.zeros(
             splits if weight else 0, call.V, launch.HP, dtype=torch.float32, device=call.device
@@ -528,7 +568,8 @@ class _WeightGradients:
         )
 
     def add(self, activations: Tensor, of_logits: Tensor, positions: Tensor, tile: int) -> None:
-        self.launch[self.grid](
+        """Add the gradients of a tile that begins at the listed cell `tile`."""
+        self.kernel[self.grid](
             activations, of_logits, positions, self.weight, self.bias, self.cells, tile, self.rows,
             **self.flags, **self.blocks,
         )  # fmt: skip
