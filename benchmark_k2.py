@@ -39,17 +39,14 @@ class K2(Adapter):
         return self.module.rnnt_loss
 
     def options(self):
-        rnnt_type = self.topology if self.topology in ONE_SYMBOL else "regular"
         options = {
             "termination_symbol": self.blank,
-            "rnnt_type": rnnt_type,
+            "rnnt_type": self.topology if self.topology in ONE_SYMBOL else "regular",
             "reduction": self.reduction,
         }
-        return (
-            {**options, "delay_penalty": self.lattice.penalty}
-            if self.topology == "delay-penalty"
-            else options
-        )
+        if self.topology == "delay-penalty":
+            options["delay_penalty"] = self.lattice.penalty
+        return options
 
 
 ADAPTER = K2

@@ -34,8 +34,9 @@ class K2Pruned(K2):
             )
 
     def simple_loss(self, am, lm, prepared):
-        """Return (the summed loss of the smoothed scores am (N, T, V) and lm (N, U+1, V), gradients
-        of its arcs)."""
+        """Return the summed simple loss, smoothed, and the gradients of its arcs.
+
+        am, lm: scores (N, T, V) and (N, U+1, V)."""
         return self.module.rnnt_loss_smoothed(
             lm=lm,
             am=am,
@@ -45,33 +46,34 @@ class K2Pruned(K2):
         )
 
     def simple_options(self):
-        options = {
+        """Return the arguments of the simple loss beside scores, symbols and boundary."""
+        return {
             "termination_symbol": self.blank,
             "lm_only_scale": self.lm_only_scale,
             "am_only_scale": 0.0,
+            "reduction": "sum",
+            "return_grad": True,
         }
-        return {**options, "reduction": "sum", "return_grad": True}
 
     def ranges(self, arc_gradients, prepared):
-        """Return the ranges (N, T, S): the S symbols that matter at each frame."""
+        """Return the ranges (N, T, S): the S positions u that matter at each frame."""
         px_grad, py_grad = arc_gradients
         return self.module.get_rnnt_prune_ranges(
             px_grad=px_grad, py_grad=py_grad, boundary=prepared.boundary, s_range=self.prune_range
         )
 
     def pruned(self, encoder_out, decoder_out, ranges):
-        """Return encoder and decoder outputs of the cells in `ranges`, both (N, T, S, D)."""
+        """Return the encoder and decoder outputs (N, T, S, D) of the cells in `ranges`."""
         return self.module.do_rnnt_pruning(am=encoder_out, lm=decoder_out, ranges=ranges)
 
     def function(self):
         return self.module.rnnt_loss_pruned
 
     def options(self):
-        return (
-            {**super().options(), "use_hat_loss": True}
-            if self.topology == "hat"
-            else super().options()
-        )
+        options = super().options()
+        if self.topology == "hat":
+            options["use_hat_loss"] = True
+        return options
 
     def described_options(self):
         from rnnt_bench.records.schema import Option

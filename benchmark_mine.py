@@ -32,8 +32,7 @@ def transducer_loss(logits, targets, T_lengths, U_lengths):
     label = log_probs.gather(3, index).squeeze(3).masked_fill(u == U1 - 1, LOG_ZERO)
 
     def by_diagonal(arc):
-        """(N, T, U+1) -> (N, T, T+U): frame t is moved right by t, so cell (t, u) stands in column
-        t + u."""
+        """Return the arc's weights (N, T, U+1) as (N, T, T+U), with cell (t, u) in column t + u."""
         moved = torch.nn.functional.pad(arc.clamp(min=LOG_ZERO), (0, T), value=LOG_ZERO).flatten(1)
         return moved[:, : T * (T + U1 - 1)].view(N, T, T + U1 - 1)
 
