@@ -51,6 +51,9 @@ def run(job: JobSpec) -> Iterator[Any]:
         source = source["src_tokens"], source["src_lengths"]
     with torch.no_grad():
         model = loading.made(stage.factory, loading.imported(stage.factory), stage.arguments)
+        if not callable(model):
+            kind = type(model).__name__
+            raise UserError(f"{stage.name}: {stage.factory} makes {kind}, which cannot be called")
         if isinstance(model, torch.nn.Module):
             model.to(device).eval()
         call = Call(model, loading.on_device(source, device))
