@@ -1,9 +1,7 @@
-"""List the numbers of a row, each with its title, its unit, its words and the tables that it stands
-in.
+"""List the metrics of a row, each with its title, its unit and the tables that show it.
 
-A metric that names no tables stands in those of --details and in the plots of sweeps, for rows that
-have it, and in CSV and JSON under its key.  In TensorBoard a metric has its tag, one that is drawn
-of sweeps metrics/KEY."""
+A metric that names no tables is in those of --details, in the plots of sweeps, and in CSV and JSON under
+its key. TensorBoard shows it under its tag; a metric of sweeps without a tag is metrics/KEY there."""
 
 from __future__ import annotations
 
@@ -28,20 +26,22 @@ OPEN = f"{DETAILS} csv plot"
 
 
 class Metric(NamedTuple):
-    """Describe a number of a row.
+    """Describe a number, or a text, of a row.
 
     Attributes:
+        key: its name in CSV and JSON
         title: of its column; "" for none
-        value: returns what is sorted by, a number or text
-        words: returns the text of a cell; None for the number
-        tables: names of the tables that it stands in: "answer" is the screen, "results" --details,
-            "readme" README's; "csv" CSV, JSON and data frames, and "plot" a plot of every sweep
-        room: on a screen that is too narrow for all columns, those with the smallest number stay
+        value: returns the number or text of a row, by which columns are sorted
+        words: returns the text of a row's cell; None to show the value
+        tables: names of the tables that show it: "answer" is the screen, "answer-sweep" that of a
+            sweep, "results" and "sweep" are --details, "page" the report, "readme" README's; "csv" is
+            CSV, JSON and data frames, "plot" a plot of every sweep
+        room: where a screen is too narrow for all columns, those with the smallest numbers stay
         better: "lower", "higher" or ""
-        numeric: whether it is aligned to the right
+        numeric: whether the value is a number, which is aligned to the right
         profiled: whether it is from a trace
         tag: of TensorBoard's scalar
-        scale: shown number / value, 1e3 for milliseconds of seconds
+        scale: factor from the value to the number that is shown, 1e3 for milliseconds of seconds
     """
 
     key: str
@@ -61,10 +61,12 @@ class Metric(NamedTuple):
         return table in self.tables.split()
 
     def scaled(self, row: Any) -> float | None:
+        """Return the number that is shown; None where the value is no number."""
         value = self.value(row)
         return value * self.scale if isinstance(value, (int, float)) else None
 
     def shown(self, row: Any) -> str:
+        """Return the text of a row's cell; "-" where it has no value."""
         if self.words:
             return self.words(row)
         if not self.numeric:
@@ -83,23 +85,30 @@ def metric(
     value: str | Callable[[Any], Any] = "",
     **fields: Any,
 ) -> Metric:
-    """Return a metric. shown: returns the text of a value; value: returns it of a row, or its path
-    in a row, by default `key`."""
+    """Return a metric.
+
+    Args:
+        shown: returns the text of a value; None to show the value itself
+        value: returns the value of a row, or is its path in a row (see `at`); "" for the path `key`
+        fields: further attributes of Metric
+    """
     read = at(value or key) if isinstance(value, str) else value
     return Metric(key, title, read, (lambda row: shown(read(row))) if shown else None, **fields)
 
 
 def values(metrics: Sequence[Metric], row: Any) -> schema.Record:
+    """Return key -> value of a row."""
     return {metric.key: metric.value(row) for metric in metrics}
 
 
 def cells(metrics: Sequence[Metric], row: Any) -> dict[str, Cell]:
+    """Return title -> cell of a row, for the metrics that have a title."""
     return {metric.title: metric.cell(row) for metric in metrics if metric.title}
 
 
 def at(path: str) -> Callable[[Any], Any]:
-    """Return a function that follows a path, "step.ms.median", and returns None where a part is
-    missing."""
+    """Return a function of a row that follows a path of attributes or keys, such as "step.ms.median". It
+    returns None where a part is missing."""
 
     def value(row: Any) -> Any:
         for key in path.split("."):
@@ -110,15 +119,16 @@ def at(path: str) -> Callable[[Any], Any]:
 
 
 def _marked_error(row: Row) -> str:
-    words = text.error(row.errors.gradient)
+    """Return the gradient's error: "2.0e-06", "1.3e-03 !" if it is large, "1.3e-03 < float32" if the
+    loss computes in less than float32."""
+    error = text.error(row.errors.gradient)
     if "coarse" in doubts.kinds(row):
-        return f"{words} < float32"
-    return f"{words} !" if doubts.is_far_off(row) else words
+        return f"{error} < float32"
+    return f"{error} !" if doubts.is_far_off(row) else error
 
 
 def _percent(row: Row, scope: str) -> float | None:
-    """Return how many percent of a row's time the limit is; None above 100, where the limit is
-    wrong."""
+    """Return the device's limit in percent of a row's time; None above 100, where the limit is wrong."""
     percent = row.limit_percent.get(scope)
     return None if percent is None or percent > 100 else percent
 
@@ -129,8 +139,8 @@ def _percent_words(row: Row, scope: str) -> str:
 
 
 def _batch_spread(row: Row, scope: str) -> float | None:
-    """Return half of the distance between p20 and p80 of the batches' medians, in percent of their
-    mean."""
+    """Return half of the distance between the 20th and 80th percentile of the batches' median times, in
+    percent of their mean; None of one batch."""
     batches = text.gathered(
         (batch, ms)
         for medians in row.times_of(scope).medians.values()
@@ -143,20 +153,23 @@ def _batch_spread(row: Row, scope: str) -> float | None:
     return 50 * (high - low) / fmean(medians)
 
 
-def _half(row: Row, scope: str) -> str:
-    half = _batch_spread(row, scope)
-    return "-" if half is None else f"+-{text.number(half, 2)}%"
+def _spread_words(row: Row, scope: str) -> str:
+    """Return the spread over batches as "+-1.2%"; "-" of one batch."""
+    spread = _batch_spread(row, scope)
+    return "-" if spread is None else f"+-{text.number(spread, 2)}%"
 
 
-def _spread(row: Row, scope: str) -> str:
-    """Return the median, its spread and the number of samples, as "574.1 +-1.2% 40"."""
+def _time_words(row: Row, scope: str) -> str:
+    """Return the median time in ms, its spread and the number of samples, as "574.1 +-1.2% 40"."""
     summary = row.times_of(scope).ms
-    return f"{text.number(summary.median)} {_half(row, scope)} {summary.n}" if summary else "-"
+    if summary is None:
+        return "-"
+    return f"{text.number(summary.median)} {_spread_words(row, scope)} {summary.n}"
 
 
 def _over_fastest(row: Row) -> str:
-    """Return "1.98x slower" for a row beside the fastest of its kind, and "1.00" for the fastest,
-    marked as in _verdict_words."""
+    """Return "1.98x slower", or for the fastest row "1.00", with a mark if it is faster than the device's
+    limit allows."""
     if row.over_fastest is None:
         return "-"
     if row.against_fastest.is_fastest:
@@ -165,6 +178,7 @@ def _over_fastest(row: Row) -> str:
 
 
 def _verdict(row: Row) -> str | None:
+    """Return the verdict on a row, "one round" where that makes it unclear; None if it is not ranked."""
     standing = row.against_fastest
     if standing is None:
         return None
@@ -173,19 +187,22 @@ def _verdict(row: Row) -> str | None:
 
 
 def _verdict_words(row: Row) -> str:
-    """Return the verdict, with a mark where the fastest is above the device's limit."""
+    """Return the verdict, or "-"; that of the fastest row with a mark if it is faster than the device's
+    limit allows."""
     word = _verdict(row) or "-"
     return doubts.with_mark(word, row, "above limit") if word == "fastest" else word
 
 
 def _interval(standing: Any) -> str:
-    ratio = standing.ratio if standing else None
-    return (text.interval(ratio.low, ratio.high, joint="-") if ratio else "") or "-"
+    """Return the interval of a standing's ratio as "0.91-1.18"; "-" where there is none."""
+    if standing is None or standing.ratio is None:
+        return "-"
+    return text.interval(standing.ratio.low, standing.ratio.high, joint="-") or "-"
 
 
 def _loss_ratio(row: Row) -> str:
-    """Return "1.04 0.91-1.18": the time of the loss alone over that of the fastest, as measured,
-    with its interval."""
+    """Return "1.04 0.91-1.18": the time of the loss alone over that of the fastest row, with its
+    interval."""
     factor = text.number(at("loss_against_fastest.factor")(row), 3)
     interval = _interval(row.loss_against_fastest)
     return factor if interval == "-" else f"{factor} {interval}"
@@ -203,14 +220,12 @@ def _status_words(row: Row) -> str:
 
 
 def amount(size: float | None) -> str:
-    """Return bytes in GiB, or in MiB below 1 GiB."""
+    """Return a number of bytes as "1.500 GiB", or as "12.00 MiB" below 1 GiB; "-" for None."""
     if size is None:
         return "-"
-    return (
-        f"{text.number(size / text.GIB)} GiB"
-        if size >= text.GIB
-        else f"{text.number(size / text.MB)} MiB"
-    )
+    if size >= text.GIB:
+        return f"{text.number(size / text.GIB)} GiB"
+    return f"{text.number(size / text.MB)} MiB"
 
 
 _ms = partial(metric, unit="ms", better="lower")
@@ -241,10 +256,16 @@ ALL = (
     ),
     # times
     Metric(
-        "step_spread", "step ms +- n", words=partial(_spread, scope="step"), tables="results sweep"
+        "step_spread",
+        "step ms +- n",
+        words=partial(_time_words, scope="step"),
+        tables="results sweep",
     ),
     Metric(
-        "loss_spread", "loss ms +- n", words=partial(_spread, scope="loss"), tables="results sweep"
+        "loss_spread",
+        "loss ms +- n",
+        words=partial(_time_words, scope="loss"),
+        tables="results sweep",
     ),
     _ms(
         "step_ms",
@@ -260,7 +281,7 @@ ALL = (
         "half",
         "batches +-",
         lambda row: _batch_spread(row, row.scope),
-        lambda row: _half(row, row.scope),
+        lambda row: _spread_words(row, row.scope),
         tables="answer",
         room=8,
         unit="%",
@@ -482,7 +503,9 @@ METRICS: dict[str, Metric] = {metric.key: metric for metric in ALL}
 
 def columns(table: str, rows: Sequence[Row]) -> list[Metric]:
     """Return the columns of a table that tell something of these rows: those with a value, and the
-    status where it is not "ok" for all of them. Tables of --details have all their own ones."""
+    status if one is not "ok".
+
+    Tables of --details also have columns without values, but for the metrics of the plots of sweeps."""
 
     def tells(metric: Metric) -> bool:
         if table in DETAILS.split() and not metric.is_in("plot"):
@@ -495,8 +518,8 @@ def columns(table: str, rows: Sequence[Row]) -> list[Metric]:
 
 
 def differing(rows: Sequence[Row]) -> list[str]:
-    """Return the names of the settings whose values differ between rows, except for those that are
-    columns of CSV anyway. Rows that have no value for a setting are left out."""
+    """Return the names of the settings whose known values differ between rows, without those that are
+    columns of CSV anyway."""
     items = (item for row in rows for item in row.configuration.items())
     by_key = text.gathered((key, value) for key, value in items if value is not None)
     differ = [key for key, column in by_key.items() if any(value != column[0] for value in column)]
@@ -504,8 +527,10 @@ def differing(rows: Sequence[Row]) -> list[str]:
 
 
 def plain(row: Row, further: Sequence[str] = ()) -> schema.Record:
-    """Return a row's values as CSV has them, with the settings `further` (see `differing`) and
-    those of a sweep."""
+    """Return a row's values as CSV has them, with its swept settings.
+
+    further: names of other settings to add, such as those of `differing`
+    """
     record = values([metric for metric in METRICS.values() if metric.is_in("csv")], row)
     for key in further:
         value = row.configuration.get(key)
@@ -514,8 +539,11 @@ def plain(row: Row, further: Sequence[str] = ()) -> schema.Record:
 
 
 def exported(row: Row, further: Sequence[str] = ()) -> schema.Record:
-    """Return a row as JSON has it: its plain values, then what has parts, in ms and MB (2**20
-    bytes)."""
+    """Return a row as JSON has it: the values of CSV, then those that have parts, in ms and MB (2**20
+    bytes).
+
+    further: names of other settings to add, such as those of `differing`
+    """
     checked = row.checked
     parts = {
         "with_fast_products": _standing(row.with_fast_products),
@@ -542,11 +570,12 @@ def exported(row: Row, further: Sequence[str] = ()) -> schema.Record:
 
 
 def _standing(standing: Any) -> schema.Record:
+    """Return a Standing as JSON has it; {} for None."""
     return standing.as_json() if standing else {}
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """Return the numbers of a row by their tags for TensorBoard."""
+    """Return tag of TensorBoard -> number of a row."""
     result = {}
     for metric in METRICS.values():
         tag = metric.tag or (f"metrics/{metric.key}" if metric.is_in("plot") else "")
