@@ -90,8 +90,9 @@ def _mutual_information(call: Call) -> int:
     operators of torch.
 
     px (N, U, T+1) and py (N, U+1, T) are log-probabilities of targets and blanks; px is (N, U, T)
-    where a target takes a frame, too.  A cell that two arcs reach takes 6, and 7 for the
-    derivative."""
+    where a target takes a frame, too.  A cell that two arcs reach takes 6, see `_recursion`. Its
+    derivative takes 7: add, subtract and exp for the share of one arc, subtract for that of the
+    other, two products with the gradient, and a sum of gradients (mutual_information_cpu.cu)."""
     px, py = call["px"], call["py"]
     N, U, _ = px.shape
     T = py.shape[2]
