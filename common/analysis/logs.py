@@ -38,9 +38,9 @@ class Log:
         self.all_rows = all_rows
         self.rows = [row for row in all_rows if not row.header.values]
         self.swept = [row for row in all_rows if row.header.values]
-        looks = style.looks({row.name: row.kind for row in all_rows})
+        look_of = style.looks({row.name: row.kind for row in all_rows})
         for row in all_rows:
-            row.look = looks[row.name]
+            row.look = look_of[row.name]
 
     @property
     def readable(self) -> bool:

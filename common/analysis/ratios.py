@@ -420,8 +420,9 @@ def control(unchanged: Sequence[Ratio]) -> Control | None:
 def over_control(ratio: Ratio, control: Control, confidence: float) -> Ratio:
     """Return the ratio of a row of two separate runs, divided by that of the unchanged rows.
 
-    Three variances add up: how much rows differ from each other (a random effect of each row and run),
-    that of the unchanged rows' mean, and by how much the rounds of this row scatter more than theirs.
+    Three variances add up. The first is that between rows, a random effect of each row and run. The
+    second is that of the unchanged rows' mean. The third is what the rounds of this row scatter more
+    than theirs.
     The degrees of freedom are those of a sum of variances (Satterthwaite 1946)."""
     if ratio.error is None:
         return ratio._replace(ratio=ratio.ratio / math.exp(control.center))

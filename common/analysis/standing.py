@@ -122,8 +122,8 @@ class Standing(ratios.Evidence):
             return self._nothing_to_compare()
         if self.beside_load:
             return self.doubt
-        more = "more" if ratio.ratio > 1 else "less"
-        difference = f"{abs(ratio.ratio - 1):.1%} {more} time"
+        direction = "more" if ratio.ratio > 1 else "less"
+        difference = f"{abs(ratio.ratio - 1):.1%} {direction} time"
         if self.control:
             difference += f" over {self.control.rows} rows that did not change"
         is_doubted = self.verdict == "unclear" and self._by_interval() != "unclear"
