@@ -1,11 +1,16 @@
-"""The Triton kernels: log-probabilities of the arcs, lattice, gradients.
+"""The Triton kernels: log-probabilities of the arcs, lattice, gradients. `triton_backend` launches
+them.
 
-A cell is numbered (n * T + t) * S + u, padding included, where S is U+1; blocks of padding end
-before they do any work. With a window, `band` (N, T, 2) int32 has the first state of each frame and
-the one behind its last, of S at most, and its cells are numbered (n * T + t) * S + u - first; else
-it is None.  No kernel adds with atomics, and none waits for the host: each sum has one owner that
-adds in one order, and counts stay on the device.  `triton_backend` launches them.  OPERAND: the
-dtype in which numbers are multiplied.
+The number of a cell is (n * T + t) * S + u, padding included, where S is U+1. Blocks of padding end
+before they do any work. Under a window, `band` (N, T, 2) int32 has the range of states of each
+frame: the first, and the one behind the last. Then S is the most states of a frame, and the number
+of a cell is (n * T + t) * S + u - first. Without a window, `band` is None.
+
+No kernel adds with atomics: each sum has one owner, which adds in one order. None waits for the
+host, since counts stay on the device. OPERAND is the dtype in which numbers are multiplied.
+
+In backward, the cells that have a gradient are *listed*: `numbers` has their numbers in order, and
+`positions` (cells,) how many there are up to each cell.
 """
 
 from __future__ import annotations
@@ -15,13 +20,13 @@ import inspect
 import triton
 import triton.language as tl
 
-#: Numbers that differ from batch to batch: a kernel is not compiled anew for those that are 1 or
-#: multiples of 16.
+#: Arguments that differ from batch to batch. Triton would compile a kernel anew when one becomes 1 or
+#: a multiple of 16.
 OF_A_BATCH = ("N", "T", "U1", "S", "cells", "tile", "rows", "blocks")
 #: Exponent of a probability of 0 in the lattice: below every sum of exponents of a path.
 IMPOSSIBLE = tl.constexpr(-(2**56))
-#: How outputs become log-probabilities (NORMALISER): by one softmax; the further outputs by one of
-#: their own; the blank by a sigmoid and the others by a softmax.
+#: How outputs become log-probabilities (NORMALISER). TOGETHER: by one softmax. APART: the further
+#: outputs have a softmax of their own. SIGMOID: the blank by a sigmoid, the others by a softmax.
 TOGETHER, APART, SIGMOID = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -49,13 +54,13 @@ def _sigmoid(x):
 
 @triton.jit
 def _normal(x):
-    """The probability that a normal number is below x."""
+    """Return the probability that a standard normal number is below x."""
     return 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
 
 
 @triton.jit
 def _activate(x, KIND: tl.constexpr):
-    """The activation of float32; KIND: its number in ACTIVATIONS of call.py."""
+    """Return the activation of float32 x; KIND: its number in ACTIVATIONS of call.py."""
     if KIND == 1:
         x = _tanh(x)
     if KIND == 2:
@@ -79,7 +84,7 @@ def _activate(x, KIND: tl.constexpr):
 
 @triton.jit
 def _slope(x, KIND: tl.constexpr):
-    """The derivative of `_activate`."""
+    """Return the derivative of the activation KIND at x."""
     if KIND == 1:
         a = _tanh(x)
         x = 1.0 - a * a
@@ -106,7 +111,7 @@ def _slope(x, KIND: tl.constexpr):
 
 @triton.jit
 def _log1p(x):
-    """log(1 + x) of float32 x >= 0, with all digits of float32 for a small x too."""
+    """Return log(1 + x) of float32 x >= 0, with all digits of float32 for a small x too."""
     bits = (1.0 + x).to(tl.int32, bitcast=True)
     exponent = (bits - 0x3F3504F3) >> 23  # 1 + x is 2**exponent times a number from 0.707 to 1.414
     near_one = (bits - (exponent << 23)).to(tl.float32, bitcast=True)
@@ -121,7 +126,7 @@ def _log1p(x):
 
 @triton.jit
 def _expm1(x):
-    """exp(x) - 1 of float32 x, with all digits of float32 for a small x too."""
+    """Return exp(x) - 1 of float32 x, with all digits of float32 for a small x too."""
     p = 1.3888889e-3 + x * (1.9841270e-4 + x * 2.4801587e-5)
     p = 1.0 + x * (0.5 + x * (0.16666667 + x * (0.041666668 + x * (8.3333338e-3 + x * p))))
     return tl.where(tl.abs(x) < 0.5, x * p, tl.exp(x) - 1.0)
@@ -129,15 +134,18 @@ def _expm1(x):
 
 @triton.jit
 def _two_to(exponent):
-    """2**exponent as float64, for int64 exponents up to 1023; 0 for those below -1022."""
+    """Return 2**exponent as float64, for int64 exponents up to 1023; 0 for those below -1022."""
     return ((tl.maximum(exponent, -1023) + 1023) << 52).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def _power(x):
-    """exp(x) of float32 as (mantissa float64 near 1, exponent int64), which do not underflow.  The
-    mantissa is 1 plus a float32, which keeps the digits of a small x.  x below -1e8 counts as that,
-    and -inf gives (0, IMPOSSIBLE)."""
+    """Return exp(x) of float32 x as (mantissa float64 near 1, exponent int64), which cannot
+    underflow.
+
+    The mantissa is 1 plus a float32, which keeps the digits of a small x. Any x below -1e8 counts as
+    -1e8; -inf gives (0, IMPOSSIBLE).
+    """
     zero = x == -float("inf")
     x = tl.where(zero, 0.0, tl.where(x < -1e8, -1e8, x))
     k = tl.floor(x * 1.44269504 + 0.5)
@@ -152,13 +160,13 @@ def _log_sigmoid(x):
 
 @triton.jit
 def _clamped(x, most):
-    """x between -most and most; a NaN stays."""
+    """Return x, held within -most and most; a NaN stays."""
     return tl.where(x > most, most, tl.where(x < -most, -most, x))
 
 
 @triton.jit
 def _exact_sum(x, y):
-    """x + y of float32 as (sum, rest): the sum as float32 rounds it, and what that leaves out."""
+    """Return x + y of float32 as (sum, rest): the rounded sum, and what the rounding leaves out."""
     total = x + y
     of_y = total - x
     return total, (x - (total - of_y)) + (y - of_y)
@@ -166,13 +174,15 @@ def _exact_sum(x, y):
 
 @triton.jit
 def _product(a, weight, inside, low, sums, PRECISION: tl.constexpr, OPERAND: tl.constexpr):
-    """sums plus a @ w, of the weights w at `weight` that are inside.  PRECISION "halves": a @ (w +
-    w_low) of float32 as three products of TF32, where w has at most the bits of TF32, and w_low
-    lies `low` numbers behind it."""
+    """Return sums + a @ w, for the weights w at the addresses `weight` that are inside.
+
+    With PRECISION "halves" it is a @ (w + w_low) in float32, as three products in TF32. There w has
+    no more bits than TF32, and w_low lies `low` numbers behind it.
+    """
     w = tl.load(weight, mask=inside, other=0.0)
     a = a.to(w.dtype)
     if PRECISION == "halves":
-        # 11 bits, of TF32
+        # Round to the 11 bits of TF32.
         a_high = ((a.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
         sums = tl.dot(a - a_high, w, sums, input_precision="tf32")
         sums = tl.dot(
@@ -186,7 +196,7 @@ def _product(a, weight, inside, low, sums, PRECISION: tl.constexpr, OPERAND: tl.
 
 @triton.jit
 def _mixed(x):
-    """A hash of uint32."""
+    """Return a hash of uint32 numbers."""
     x = (x ^ (x >> 16)) * 0x21F0AAAD
     x = (x ^ (x >> 15)) * 0xD35A2D97
     return x ^ (x >> 15)
@@ -194,7 +204,8 @@ def _mixed(x):
 
 @triton.jit
 def _dropout(x, seed, n, t, u, h, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.constexpr):
-    """x (cells, columns) times 0 or KEEP_SCALE.  The hash is that of csrc/activations.h."""
+    """Return x (cells, columns), each number times 0 or KEEP_SCALE, by the hash that
+    csrc/activations.h has too."""
     number = tl.load(seed)
     low = (number & 0xFFFFFFFF).to(tl.uint32)
     high = ((number >> 32) & 0xFFFFFFFF).to(tl.uint32)
@@ -223,8 +234,10 @@ def _sums(
     decoder_n,
     decoder_u,
 ):
-    """encoder_out + decoder_out of some cells: (cells, columns) float32; 0 where not valid.
-    utterance_of: the row of encoder_out that belongs to each row n; None where that is n."""
+    """Return encoder_out + decoder_out (cells, columns) float32 of cells; 0 where they are not valid.
+
+    utterance_of: the utterance of each row n; None where that is n.
+    """
     inside = valid[:, None] & (h < HP)[None, :]
     n, t, u = n.to(tl.int64), t.to(tl.int64), u.to(tl.int64)
     y = tl.load(
@@ -240,8 +253,10 @@ def _sums(
 
 @triton.jit
 def _block_of_cells(block, blocks, T_lengths, U_lengths, band, T, S, BM: tl.constexpr):
-    """Block number `block` of all, each utterance having `blocks`: which of its rows are cells,
-    where these are, and their numbers."""
+    """Return (valid, n, t, u, number) of the BM rows of a block: valid tells whether a row is a cell.
+
+    Each utterance has `blocks` blocks, and `block` counts them over all utterances.
+    """
     n = block // blocks
     states = S if band is not None else tl.load(U_lengths + n) + 1
     within = (block % blocks) * BM + tl.arange(0, BM)
@@ -257,8 +272,8 @@ def _block_of_cells(block, blocks, T_lengths, U_lengths, band, T, S, BM: tl.cons
 
 @triton.jit
 def _listed_cells(numbers, positions, cells, tile, first, rows, band, T, S, BM: tl.constexpr):
-    """Rows `first` to `first` + BM of the tile that begins with cell number `tile` of those that
-    count: which of them are cells, where these are, and their numbers."""
+    """Return (valid, n, t, u, number) of BM rows of a tile, from row `first` on: valid tells whether
+    a row is a listed cell. The tile has `rows` rows, and begins with the listed cell `tile`."""
     row = first + tl.arange(0, BM)
     valid = (tile + row < tl.load(positions + cells - 1)) & (row < rows)
     cell = tl.load(numbers + tile + row, mask=valid, other=0)
@@ -270,8 +285,8 @@ def _listed_cells(numbers, positions, cells, tile, first, rows, band, T, S, BM: 
 
 @triton.jit
 def _within(band, t, u, frames):
-    """Return whether (t, u) is a cell of an utterance, as far as its window says, and the first
-    state of frame t; `band` is that of the utterance."""
+    """Return whether (t, u) is within the frames and the window of an utterance, and the first state
+    of frame t. band: of this utterance."""
     exists = (t >= 0) & (t < frames)
     first = tl.zeros_like(t)
     if band is not None:
@@ -287,8 +302,8 @@ def activate(
     HP: tl.constexpr, KIND: tl.constexpr, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.constexpr,
     LISTED: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """activations (rows, HP) of a tile: of the cells from number `tile` of those that count on
-    (LISTED), or of blocks of cells from block `tile` on."""
+    """Write the activations (rows, HP) of a tile. It begins with the listed cell `tile` if LISTED,
+    else with the block `tile` of all cells."""
     first = tl.program_id(0).to(tl.int64) * BM
     if LISTED:
         valid, n, t, u, _ = _listed_cells(
@@ -328,7 +343,7 @@ def _logits(
     HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """(BM, BV) float32 for the symbols v; -inf beyond V."""
+    """Return the logits (BM, BV) float32 of the outputs v; -inf beyond V."""
     sums = tl.zeros((BM, BV), dtype=tl.float32)
     for first in range(0, HP, BH):
         h = first + tl.arange(0, BH)
@@ -356,11 +371,14 @@ def log_probabilities(
     HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     SMOOTHS: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """arcs (rows, cells) float32 of each cell: log-probability of the blank, of the label and of
-    EXTRA further columns, the largest logit, and the log of the sum of exp(logit - largest); the
-    last two of the further columns too where these are APART.
+    """Write arcs (rows, cells) float32.
 
-    That sum is 1 for the largest and `rest` for the others, which float32 would lose beside the 1.
+    Its rows are the log-probabilities of the blank, of the label and of EXTRA further columns; then
+    the largest logit, and the log of the sum of exp(logit - largest). Further columns that are APART
+    have these two rows of their own.
+
+    That sum is kept as 1, of the largest logit, and `rest`, of the others: float32 would lose a small
+    rest beside the 1.
     """
     cells = cells.to(tl.int64)
     valid, n, t, u, cell = _block_of_cells(
@@ -465,8 +483,8 @@ def log_probabilities(
 
 @triton.jit
 def _arcs_into(blank, label, d, u, frames, last, band, S):
-    """The arcs into the cells (d - u, u) of diagonal d: where each is, whether it is there, its
-    log-probability."""
+    """Return the blank's and the label's arc into each cell (d - u, u) of diagonal d: both addresses,
+    whether each exists, and both log-probabilities."""
     t = d - u
     inside, first = _within(band, t, u, frames)
     inside = inside & (u <= last)
@@ -483,8 +501,8 @@ def _arcs_into(blank, label, d, u, frames, last, band, S):
 
 @triton.jit
 def _shares_from(blank, label, d, u, frames, last, band, S):
-    """The arcs from the cells (d - u, u) of diagonal d: whether the cell and its label are there,
-    both shares, and where they are, from `blank` and `label` on."""
+    """Return the arcs from each cell (d - u, u) of diagonal d: whether the cell and its label exist,
+    the shares of blank and label, and their offset from the addresses `blank` and `label`."""
     t = d - u
     inside, first = _within(band, t, u, frames)
     inside = inside & (u <= last)
@@ -503,12 +521,12 @@ def lattice(
     arcs, cells, T_lengths, U_lengths, band, losses, T, S, label_factor,
     GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One utterance: its loss, and posteriors in place of its log-probabilities.  csrc/lattice.h
-    explains how.
+    """Write the loss of an utterance, and with GRADIENT replace its log-probabilities by posteriors;
+    csrc/lattice.h explains how.
 
-    alpha is mantissa (float64) times two to the exponent (int64), so no exp and no log waits for
-    the diagonal before. A diagonal stays in registers; what the next one needs of memory is loaded
-    one ahead.
+    alpha is mantissa (float64) * 2**exponent (int64), so that no diagonal waits for an exp or a log
+    of the one before. A diagonal stays in registers. What the next one needs from memory is loaded
+    one diagonal ahead.
     """
     n = tl.program_id(0).to(tl.int64)
     frames, last = tl.load(T_lengths + n), tl.load(U_lengths + n)
@@ -579,8 +597,8 @@ def lattice(
 
 @triton.jit
 def _first_of(d, frames, states):
-    """The number of cell u = 0 of diagonal d = t + u of an utterance, whose cells are numbered by
-    diagonals, on each by u: that of cell u is u more."""
+    """Return the number that u = 0 has on diagonal d = t + u of an utterance whose cells are numbered
+    by diagonals, and on each by u. The number of cell (d - u, u) is u more."""
     shorter, longer = tl.minimum(frames, states), tl.maximum(frames, states)
     left = frames + states - 1 - d
     before = shorter * (shorter + 1) // 2 + (d - shorter) * shorter
@@ -591,9 +609,8 @@ def _first_of(d, frames, states):
 
 @triton.jit
 def _place(d, u, frames, states, band, S):
-    """The number of the cells (d - u, u) within their utterance.  With a window (`band` of the
-    utterance), whose frames have S states at most, cells are numbered as at the top of this file;
-    without, by diagonals."""
+    """Return the number of each cell (d - u, u) within its utterance: t * S + u - first under a
+    window, and by diagonals without one."""
     if band is not None:
         t = d - u
         _, first_state = _within(band, t, u, frames)
@@ -608,9 +625,11 @@ def _arc(
     parts, cells, d, u, frames, states, band, S,
     ARCS: tl.constexpr, K: tl.constexpr, LABEL_ENDS: tl.constexpr,
 ):  # fmt: skip
-    """Arc number K from the cells (d - u, u): whether it is there, whether a path ends with it, and
-    its weight as mantissa float64 and exponent int64.  ARCS: (dt, du, a part or -1, another or -1,
-    then_blank, constant) of each, see lattices.Arc."""
+    """Return arc K from each cell (d - u, u): whether it exists, whether a path ends with it, and its
+    weight as mantissa float64 and exponent int64.
+
+    ARCS: (dt, du, part or -1, part or -1, then_blank, constant) of each arc, see lattices.Arc.
+    """
     ARC: tl.constexpr = ARCS[K]
     t = d - u
     ends = (t + ARC[0] == frames) & (u + ARC[1] == states - 1)
@@ -648,8 +667,8 @@ def by_diagonals(
     arcs, parts, T_lengths, U_lengths, band, cells, blocks, T, S,
     PARTS: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """parts (PARTS, cells): the first PARTS rows of arcs, the cells of each utterance numbered by
-    diagonals, so that `walk` reads what follows each other."""
+    """Copy the first PARTS rows of arcs into parts (PARTS, cells), with the cells of each utterance
+    in the order of `_place`, so that `walk` reads contiguous numbers."""
     cells = cells.to(tl.int64)
     valid, n, t, u, cell = _block_of_cells(
         tl.program_id(0), blocks, T_lengths, U_lengths, band, T, S, BM
@@ -668,11 +687,11 @@ def walk(
     parts, mantissas, exponents, losses, T_lengths, U_lengths, band, cells, T, S,
     ARCS: tl.constexpr, COUNT: tl.constexpr, LABEL_ENDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Alpha of one utterance and its loss (program 0 of axis 1), or beta (program 1): the sums over
-    all paths from the first cell to each, or from each to the end.  mantissas float64 and exponents
-    int64 (2, cells), numbered as parts.
+    """Write alpha of an utterance and its loss (program 0 of axis 1), or beta (program 1).
 
-    The end is a cell (frames, states - 1), which no arc leaves.
+    Alpha is the sum over all paths from the first cell to a cell, beta over those from it to the end,
+    which is a cell (frames, states - 1) that no arc leaves. Both are in mantissas float64 and
+    exponents int64, (2, cells) in the order of parts.
     """
     cells = cells.to(tl.int64)
     ahead = 1 - tl.program_id(1)  # 1 for alpha, 0 for beta
@@ -736,9 +755,11 @@ def _posterior(
     parts, mantissas, exponents, cells, d, u, frames, states, band, S,
     ARCS: tl.constexpr, K: tl.constexpr, LABEL_ENDS: tl.constexpr,
 ):  # fmt: skip
-    """The probability (float64) that a path takes arc number K from the cells (d - u, u): alpha
-    there times the arc's weight times beta where it leads to, over beta of the first cell.  Beta
-    lies `cells` behind alpha in mantissas and exponents."""
+    """Return the probability float64 that a path takes arc K from each cell (d - u, u).
+
+    It is alpha of the cell, times the arc's weight, times beta where the arc leads to, over beta of
+    the first cell. Beta lies `cells` behind alpha in mantissas and exponents.
+    """
     ARC: tl.constexpr = ARCS[K]
     exists, ends, x, x_exponent = _arc(
         parts, cells, d, u, frames, states, band, S, ARCS, K, LABEL_ENDS
@@ -761,8 +782,8 @@ def posteriors(
     ARCS: tl.constexpr, COUNT: tl.constexpr, LABEL_ENDS: tl.constexpr, PARTS: tl.constexpr,
     BM: tl.constexpr,
 ):  # fmt: skip
-    """Puts the posteriors of a block of cells into the first PARTS rows of arcs, those of labels'
-    arcs times label_factor."""
+    """Write the posteriors of a block of cells into the first PARTS rows of arcs; arcs of labels
+    count label_factor times."""
     valid, n, t, u, cell = _block_of_cells(
         tl.program_id(0), blocks, T_lengths, U_lengths, band, T, S, BM
     )
@@ -810,8 +831,7 @@ def posteriors(
 
 @_kernel
 def list_cells(numbers, positions, cells, BLOCK: tl.constexpr):
-    """numbers[i]: the cell that is number i of those that count; positions (cells,): how many count
-    up to each."""
+    """Write the numbers of the listed cells, in order, from their positions (cells,)."""
     cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = cell < cells
     here = tl.load(positions + cell, mask=inside, other=0)
@@ -828,7 +848,7 @@ def logit_gradients(
     HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     SMOOTHS: tl.constexpr, CLAMPS: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """gradients (rows, VP) of the logits of a tile's cells; 0 beyond V."""
+    """Write the gradients (rows, VP) of the logits of a tile's listed cells; 0 beyond V."""
     cells = cells.to(tl.int64)
     begin = tl.program_id(0).to(tl.int64) * BM
     if tile + begin >= tl.load(positions + cells - 1):
@@ -954,7 +974,8 @@ def input_gradients(
     PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """sums (rows, HP): the gradient of encoder plus decoder of each cell of a tile."""
+    """Write sums (rows, HP): the gradient of encoder_out + decoder_out at each listed cell of a
+    tile."""
     begin = tl.program_id(0).to(tl.int64) * BM
     if tile + begin >= tl.load(positions + cells - 1):
         return
@@ -1003,8 +1024,8 @@ def weight_gradients(
     PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Adds a tile to d_weight (splits, V, HP) and d_bias (splits, V), float32: each split has SHARE
-    of the rows."""
+    """Add a tile to d_weight (splits, V, HP) and d_bias (splits, V), float32; each split has SHARE
+    rows of the tile."""
     begin = tl.program_id(2).to(tl.int64) * SHARE
     end = tl.minimum(tl.minimum(begin + SHARE, rows), tl.load(positions + cells - 1) - tile)
     if begin >= end:
@@ -1040,11 +1061,12 @@ def add_to_encoder(
     sums, numbers, positions, d_encoder, utterance_of, cells, tile, rows, T, S, H, HP,
     BM: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Adds the cells of a tile to their frames; program i has every frame i + k * programs from the
-    tile's first on.
+    """Add the gradients of a tile's cells to their frames in d_encoder.
 
-    The cells of a frame follow each other.  With utterance_of there are T programs: one has the
-    same frame of every row, so that no other adds to that frame of an utterance."""
+    Program i has the frames i + k * programs, counted from the first frame of the tile. The cells of
+    a frame are contiguous. With utterance_of there are T programs: each has the same frame of every
+    row, so that no two add to one frame of an utterance.
+    """
     count = tl.load(positions + cells - 1)
     if tile >= count:
         return
@@ -1080,8 +1102,11 @@ def add_to_decoder(
     sums, numbers, positions, d_decoder, band, cells, tile, rows, T, U1, S, H, HP,
     BM: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Adds the cells of a tile to their states (n, u): one cell of each frame that the tile meets.
-    Program i has every state i + k * programs of the utterances from the tile's first on."""
+    """Add the gradients of a tile's cells to their states (n, u) in d_decoder: one cell of each frame
+    that the tile has.
+
+    Program i has the states i + k * programs, counted from the tile's first utterance on.
+    """
     count = tl.load(positions + cells - 1)
     if tile >= count:
         return
