@@ -1,13 +1,13 @@
-"""Compiles csrc/ into one shared library, and finds it: by setup.py where the package is installed,
-beside the package, or else in a cache, where it is compiled when it is first needed.
+"""Compile csrc/ into one shared library, and find it.
 
-On x86-64 it has the kernels for three instruction sets, and takes what the processor has when it
-runs, so a wheel may go to another machine.  It needs a C++17 compiler (GCC or Clang; CXX names
-another) and neither torch's headers nor Python's.
+setup.py puts the library beside the package when it is installed. Else it is in a cache, where it is
+compiled when it is first needed. That takes a C++17 compiler (GCC or Clang; CXX names another), and
+neither torch's headers nor Python's. On x86-64 the library has kernels for three instruction sets
+and chooses one when it runs, so that a wheel may go to another machine.
 
-A library runs its code when it is loaded, so one that others can have written is not: neither it
-nor its folder may belong to another user, or be open to others for writing.  Where there is no such
-folder, it is compiled for this process alone.
+To load a library is to run its code. So it is not loaded if others could have written it: neither it
+nor its folder may belong to another user, or be open to others for writing. If no cache is safe, the
+library is compiled for this process alone.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def machine() -> str:
 
 
 def instruction_sets() -> List[List[str]]:
-    """Return the flags of each object file."""
+    """Return the flags of each instruction set, for which kernels.cpp is compiled once."""
     return [[], AVX2, AVX512] if machine().lower() in ("x86_64", "amd64") else [[]]
 
 
 def library_name() -> str:
-    """Return a name with a digest of what the library is made of, so that none of other sources is
-    taken for it."""
+    """Return the file name of the library. It has a digest of the sources and flags, so that a
+    library of other sources is not mistaken for it."""
     content = hashlib.sha256(
         repr((FLAGS, instruction_sets(), machine(), platform.system())).encode()
     )
@@ -59,8 +59,8 @@ def library_name() -> str:
 
 
 def compiler() -> List[str]:
-    """Return the words that call the compiler: CXX, or the first that there is.  Raises
-    BuildError."""
+    """Return the command of the compiler: CXX, or the first of c++, g++ and clang++ that exists.
+    Raises BuildError."""
     try:
         chosen = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:
@@ -72,6 +72,7 @@ def compiler() -> List[str]:
 
 
 def _run(command: Sequence[str]) -> None:
+    """Run a command; raise BuildError with the end of its output if it fails."""
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
@@ -80,8 +81,8 @@ def _run(command: Sequence[str]) -> None:
 
 
 def build(target: Path, flags: Sequence[str] = ()) -> None:
-    """Write the library to `target`, at once and whole; flags: added to FLAGS.  Raises BuildError,
-    OSError."""
+    """Compile the library and write it to `target`, whole or not at all. flags: added to FLAGS.
+    Raises BuildError, OSError."""
     words, flags = compiler(), [*FLAGS, *flags]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -91,12 +92,12 @@ def build(target: Path, flags: Sequence[str] = ()) -> None:
         try:
             _run([*words, "-fopenmp", str(openmp), "-o", str(folder / "openmp")])
             flags.append("-fopenmp")
-        except BuildError:  # one thread, then
+        except BuildError:  # without OpenMP the library has one thread
             flags.append("-Wno-unknown-pragmas")
         jobs = [("dispatch.cpp", folder / "dispatch.o", flags)]
         jobs += [
-            ("kernels.cpp", folder / f"{i}.o", flags + of_set)
-            for i, of_set in enumerate(instruction_sets())
+            ("kernels.cpp", folder / f"{i}.o", flags + set_flags)
+            for i, set_flags in enumerate(instruction_sets())
         ]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(
@@ -113,8 +114,8 @@ def build(target: Path, flags: Sequence[str] = ()) -> None:
 
 
 def install(made: Path, target: Path) -> None:
-    """Copy a file to `target` such that a crash, a full disk or another process never leaves a part
-    of it there."""
+    """Copy a file to `target` by a rename, so that a crash, a full disk or another process never
+    leaves a part of it there."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.") as folder:
         partial = Path(folder) / target.name
         with partial.open("wb") as stream:
@@ -132,7 +133,7 @@ def cache_folder() -> Path:
     if folder:
         return Path(folder)
     base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # its specification: empty or relative is as if it were not set
+    if not os.path.isabs(base):  # by its specification an empty or relative one does not count
         base = os.path.expanduser("~/.cache")
     if not os.path.isabs(base):
         raise FileNotFoundError("there is no home directory")
@@ -140,7 +141,7 @@ def cache_folder() -> Path:
 
 
 def refusal(path: Path) -> str:
-    """Return why a file or folder must not be trusted, or ""."""
+    """Return why a file or folder must not be trusted, or "": others own it or can write to it."""
     status = path.stat()
     if hasattr(os, "getuid") and status.st_uid not in (os.getuid(), 0):
         return f"{path} belongs to another user (number {status.st_uid})"
@@ -149,14 +150,12 @@ def refusal(path: Path) -> str:
 
 
 def _in_cache() -> Path:
-    """Return the library in the cache, compiled first where it is not there; one process compiles,
-    others wait.
-
-    Raises BuildError; OSError where there can be no cache."""
+    """Return the path of the library in the cache. If it is not there, one process compiles it and
+    others wait. Raises BuildError; OSError if there is no safe cache."""
     folder = cache_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not os.environ.get("FUSED_TRANSDUCER_CACHE"):  # else it may be a folder with other things
-        with suppress(PermissionError):  # of root, say, who has put the library there
+    if not os.environ.get("FUSED_TRANSDUCER_CACHE"):  # a chosen folder may have other files too
+        with suppress(PermissionError):  # the folder may be root's, who has put the library there
             folder.chmod(0o700)
     if refusal(folder):
         raise PermissionError(refusal(folder))
@@ -167,7 +166,7 @@ def _in_cache() -> Path:
 
     if not is_usable():
         with (folder / "lock").open("a") as lock:
-            # where files cannot be locked, processes do the same work twice
+            # Where files cannot be locked, two processes may do the same work.
             with suppress(ImportError, OSError):
                 import fcntl
 
@@ -179,7 +178,7 @@ def _in_cache() -> Path:
 
 @contextmanager
 def located() -> Iterator[Path]:
-    """Yield the path of the library, which need not be there later.  Raises BuildError, OSError."""
+    """Yield the path of the library, which may be deleted afterwards. Raises BuildError, OSError."""
     path = Path(__file__).parent / library_name()
     with ExitStack() as stack:
         if not path.is_file():
