@@ -125,8 +125,10 @@ def laid_out(exam: Examination) -> Outcome:
 
 
 def upstream_zero(exam: Examination) -> Outcome:
-    """Judge the gradient of a loss times 0, which must be 0."""
-    return _zero(gradient_entries(exam.answer()))
+    """Judge the gradient of a loss times 0, which must be 0, as the product itself."""
+    answer = exam.answer()
+    products = answer.computed["loss"].reshape(-1) * 0  # NaN if the loss is not finite
+    return _zero(torch.cat([products, gradient_entries(answer)]))
 
 
 def _reductions(exam: Examination, reduction: str) -> dict[str, torch.Tensor]:
