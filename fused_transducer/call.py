@@ -181,8 +181,8 @@ def _wrong_targets(call: Call) -> torch.Tensor:
 
 
 def any_outside(call: Call) -> torch.Tensor:
-    """Return one bool on the call's device: whether any length, target or utterance number is out of
-    range, or any window leaves no path.
+    """Return one bool on the call's device: whether any length, target or utterance number is out
+    of range, or any window leaves no path.
 
     To ask it, the host waits once for a GPU; to ask each by itself, it would wait five times.
     """

@@ -1,13 +1,13 @@
 """Compile csrc/ into one shared library, and find it.
 
-setup.py puts the library beside the package when it is installed. Else it is in a cache, where it is
-compiled when it is first needed. That takes a C++17 compiler (GCC or Clang; CXX names another), and
-neither torch's headers nor Python's. On x86-64 the library has kernels for three instruction sets
-and chooses one when it runs, so that a wheel may go to another machine.
+setup.py puts the library beside the package when it is installed. Else it is in a cache, where it
+is compiled when it is first needed. That takes a C++17 compiler (GCC or Clang; CXX names another),
+and neither torch's headers nor Python's. On x86-64 the library has kernels for three instruction
+sets and chooses one when it runs, so that a wheel may go to another machine.
 
-To load a library is to run its code. So it is not loaded if others could have written it: neither it
-nor its folder may belong to another user, or be open to others for writing. If no cache is safe, the
-library is compiled for this process alone.
+To load a library is to run its code. So it is not loaded if others could have written it: neither
+it nor its folder may belong to another user, or be open to others for writing. If no cache is safe,
+the library is compiled for this process alone.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ def _in_cache() -> Path:
 
 @contextmanager
 def located() -> Iterator[Path]:
-    """Yield the path of the library, which may be deleted afterwards. Raises BuildError, OSError."""
+    """Yield the path of the library, which may be deleted afterwards. Raises BuildError,
+    OSError."""
     path = Path(__file__).parent / library_name()
     with ExitStack() as stack:
         if not path.is_file():

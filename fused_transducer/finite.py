@@ -15,8 +15,8 @@ def not_finite(losses: Tensor, weights: Optional[Tensor]) -> Tensor:
 
 
 def check_finite(losses: Tensor, wrong: Tensor, tensors: Sequence[Any], blank: int) -> None:
-    """Raise ValueError if the loss of a row is not finite. The message names the first such row, its
-    T and U, and where its inputs are not finite.
+    """Raise ValueError if the loss of a row is not finite. The message names the first such row,
+    its T and U, and where its inputs are not finite.
 
     On a GPU this waits for the stream. While a CUDA graph is captured, which cannot wait, nothing
     is checked.

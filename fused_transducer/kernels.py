@@ -20,8 +20,8 @@ import inspect
 import triton
 import triton.language as tl
 
-#: Arguments that differ from batch to batch. Triton would compile a kernel anew when one becomes 1 or
-#: a multiple of 16.
+#: Arguments that differ from batch to batch. Triton would compile a kernel anew when one becomes 1
+#: or a multiple of 16.
 OF_A_BATCH = ("N", "T", "U1", "S", "cells", "tile", "rows", "blocks")
 #: Exponent of a probability of 0 in the lattice: below every sum of exponents of a path.
 IMPOSSIBLE = tl.constexpr(-(2**56))
@@ -143,8 +143,8 @@ def _power(x):
     """Return exp(x) of float32 x as (mantissa float64 near 1, exponent int64), which cannot
     underflow.
 
-    The mantissa is 1 plus a float32, which keeps the digits of a small x. Any x below -1e8 counts as
-    -1e8; -inf gives (0, IMPOSSIBLE).
+    The mantissa is 1 plus a float32, which keeps the digits of a small x. Any x below -1e8 counts
+    as -1e8; -inf gives (0, IMPOSSIBLE).
     """
     zero = x == -float("inf")
     x = tl.where(zero, 0.0, tl.where(x < -1e8, -1e8, x))
@@ -234,7 +234,8 @@ def _sums(
     decoder_n,
     decoder_u,
 ):
-    """Return encoder_out + decoder_out (cells, columns) float32 of cells; 0 where they are not valid.
+    """Return encoder_out + decoder_out (cells, columns) float32 of cells; 0 where they are not
+    valid.
 
     utterance_of: the utterance of each row n; None where that is n.
     """
@@ -253,7 +254,8 @@ def _sums(
 
 @triton.jit
 def _block_of_cells(block, blocks, T_lengths, U_lengths, band, T, S, BM: tl.constexpr):
-    """Return (valid, n, t, u, number) of the BM rows of a block: valid tells whether a row is a cell.
+    """Return (valid, n, t, u, number) of the BM rows of a block: valid tells whether a row is a
+    cell.
 
     Each utterance has `blocks` blocks, and `block` counts them over all utterances.
     """
@@ -272,8 +274,9 @@ def _block_of_cells(block, blocks, T_lengths, U_lengths, band, T, S, BM: tl.cons
 
 @triton.jit
 def _listed_cells(numbers, positions, cells, tile, first, rows, band, T, S, BM: tl.constexpr):
-    """Return (valid, n, t, u, number) of BM rows of a tile, from row `first` on: valid tells whether
-    a row is a listed cell. The tile has `rows` rows, and begins with the listed cell `tile`."""
+    """Return (valid, n, t, u, number) of BM rows of a tile, from row `first` on: valid tells
+    whether a row is a listed cell. The tile has `rows` rows, and begins with the listed cell
+    `tile`."""
     row = first + tl.arange(0, BM)
     valid = (tile + row < tl.load(positions + cells - 1)) & (row < rows)
     cell = tl.load(numbers + tile + row, mask=valid, other=0)
@@ -285,8 +288,8 @@ def _listed_cells(numbers, positions, cells, tile, first, rows, band, T, S, BM: 
 
 @triton.jit
 def _within(band, t, u, frames):
-    """Return whether (t, u) is within the frames and the window of an utterance, and the first state
-    of frame t. band: of this utterance."""
+    """Return whether (t, u) is within the frames and the window of an utterance, and the first
+    state of frame t. band: of this utterance."""
     exists = (t >= 0) & (t < frames)
     first = tl.zeros_like(t)
     if band is not None:
@@ -374,11 +377,11 @@ def log_probabilities(
     """Write arcs (rows, cells) float32.
 
     Its rows are the log-probabilities of the blank, of the label and of EXTRA further columns; then
-    the largest logit, and the log of the sum of exp(logit - largest). Further columns that are APART
-    have these two rows of their own.
+    the largest logit, and the log of the sum of exp(logit - largest). Further columns that are
+    APART have these two rows of their own.
 
-    That sum is kept as 1, of the largest logit, and `rest`, of the others: float32 would lose a small
-    rest beside the 1.
+    That sum is kept as 1, of the largest logit, and `rest`, of the others: float32 would lose a
+    small rest beside the 1.
     """
     cells = cells.to(tl.int64)
     valid, n, t, u, cell = _block_of_cells(
@@ -483,8 +486,8 @@ def log_probabilities(
 
 @triton.jit
 def _arcs_into(blank, label, d, u, frames, last, band, S):
-    """Return the blank's and the label's arc into each cell (d - u, u) of diagonal d: both addresses,
-    whether each exists, and both log-probabilities."""
+    """Return the blank's and the label's arc into each cell (d - u, u) of diagonal d: both
+    addresses, whether each exists, and both log-probabilities."""
     t = d - u
     inside, first = _within(band, t, u, frames)
     inside = inside & (u <= last)
@@ -501,8 +504,9 @@ def _arcs_into(blank, label, d, u, frames, last, band, S):
 
 @triton.jit
 def _shares_from(blank, label, d, u, frames, last, band, S):
-    """Return the arcs from each cell (d - u, u) of diagonal d: whether the cell and its label exist,
-    the shares of blank and label, and their offset from the addresses `blank` and `label`."""
+    """Return the arcs from each cell (d - u, u) of diagonal d: whether the cell and its label
+    exist, the shares of blank and label, and their offset from the addresses `blank` and
+    `label`."""
     t = d - u
     inside, first = _within(band, t, u, frames)
     inside = inside & (u <= last)
@@ -521,8 +525,8 @@ def lattice(
     arcs, cells, T_lengths, U_lengths, band, losses, T, S, label_factor,
     GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the loss of an utterance, and with GRADIENT replace its log-probabilities by posteriors;
-    csrc/lattice.h explains how.
+    """Write the loss of an utterance, and with GRADIENT replace its log-probabilities by
+    posteriors; csrc/lattice.h explains how.
 
     alpha is mantissa (float64) * 2**exponent (int64), so that no diagonal waits for an exp or a log
     of the one before. A diagonal stays in registers. What the next one needs from memory is loaded
@@ -597,8 +601,8 @@ def lattice(
 
 @triton.jit
 def _first_of(d, frames, states):
-    """Return the number that u = 0 has on diagonal d = t + u of an utterance whose cells are numbered
-    by diagonals, and on each by u. The number of cell (d - u, u) is u more."""
+    """Return the number that u = 0 has on diagonal d = t + u of an utterance whose cells are
+    numbered by diagonals, and on each by u. The number of cell (d - u, u) is u more."""
     shorter, longer = tl.minimum(frames, states), tl.maximum(frames, states)
     left = frames + states - 1 - d
     before = shorter * (shorter + 1) // 2 + (d - shorter) * shorter
@@ -625,8 +629,8 @@ def _arc(
     parts, cells, d, u, frames, states, band, S,
     ARCS: tl.constexpr, K: tl.constexpr, LABEL_ENDS: tl.constexpr,
 ):  # fmt: skip
-    """Return arc K from each cell (d - u, u): whether it exists, whether a path ends with it, and its
-    weight as mantissa float64 and exponent int64.
+    """Return arc K from each cell (d - u, u): whether it exists, whether a path ends with it, and
+    its weight as mantissa float64 and exponent int64.
 
     ARCS: (dt, du, part or -1, part or -1, then_blank, constant) of each arc, see lattices.Arc.
     """
@@ -689,8 +693,8 @@ def walk(
 ):  # fmt: skip
     """Write alpha of an utterance and its loss (program 0 of axis 1), or beta (program 1).
 
-    Alpha is the sum over all paths from the first cell to a cell, beta over those from it to the end,
-    which is a cell (frames, states - 1) that no arc leaves. Both are in mantissas float64 and
+    Alpha is the sum over all paths from the first cell to a cell, beta over those from it to the
+    end, which is a cell (frames, states - 1) that no arc leaves. Both are in mantissas float64 and
     exponents int64, (2, cells) in the order of parts.
     """
     cells = cells.to(tl.int64)
@@ -1063,9 +1067,9 @@ def add_to_encoder(
 ):  # fmt: skip
     """Add the gradients of a tile's cells to their frames in d_encoder.
 
-    Program i has the frames i + k * programs, counted from the first frame of the tile. The cells of
-    a frame are contiguous. With utterance_of there are T programs: each has the same frame of every
-    row, so that no two add to one frame of an utterance.
+    Program i has the frames i + k * programs, counted from the first frame of the tile. The cells
+    of a frame are contiguous. With utterance_of there are T programs: each has the same frame of
+    every row, so that no two add to one frame of an utterance.
     """
     count = tl.load(positions + cells - 1)
     if tile >= count:
@@ -1102,8 +1106,8 @@ def add_to_decoder(
     sums, numbers, positions, d_decoder, band, cells, tile, rows, T, U1, S, H, HP,
     BM: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Add the gradients of a tile's cells to their states (n, u) in d_decoder: one cell of each frame
-    that the tile has.
+    """Add the gradients of a tile's cells to their states (n, u) in d_decoder: one cell of each
+    frame that the tile has.
 
     Program i has the states i + k * programs, counted from the tile's first utterance on.
     """

@@ -3,8 +3,8 @@ they take.
 
 A *part* of a cell is the log-probability of one output. Part 0 is of the blank, part 1 of the next
 target. The others are of the further columns of the output layer (durations, or longer blanks), in
-their order. The log-weight of an arc is a sum of parts and a constant. The backends store the parts,
-walk along the arcs, and replace each part by its posterior.
+their order. The log-weight of an arc is a sum of parts and a constant. The backends store the
+parts, walk along the arcs, and replace each part by its posterior.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def lattice_of(topology: str, durations: Tuple[int, ...] = (), sigma: float = 0.
 def check_number(
     name: str, value: Any, kind: type = Real, least: float = -math.inf, below: float = math.inf
 ) -> None:
-    """Raise ValueError unless the value is a number of this kind, finite, at least `least`, and less
-    than `below`."""
+    """Raise ValueError unless the value is a number of this kind, finite, at least `least`, and
+    less than `below`."""
     if isinstance(value, bool) or not isinstance(value, kind):
         raise ValueError(
             f"{name} must be {'an integer' if kind is Integral else 'a number'}; it is {value!r}"
@@ -123,8 +123,8 @@ def check_number(
 
 
 def check_topology(topology: Any, durations: Any, sigma: Any, label_smoothing: Any = 0.0) -> None:
-    """Raise ValueError for an unknown topology, for durations that it cannot have, and for sigma and
-    label smoothing where it has none."""
+    """Raise ValueError for an unknown topology, for durations that it cannot have, and for sigma
+    and label smoothing where it has none."""
     if not isinstance(topology, str) or topology not in TOPOLOGIES:
         raise ValueError(f"topology: there are {', '.join(TOPOLOGIES)}, not {topology!r}")
     if not isinstance(durations, (list, tuple)):

@@ -1,5 +1,5 @@
-"""Get the weight and bias of an output layer, since the loss computes with these and never calls the
-layer.
+"""Get the weight and bias of an output layer, since the loss computes with these and never calls
+the layer.
 
 The layer may be PEFT's: a trained copy (modules_to_save), or one with low-rank terms (LoRA), which
 are added to its weight. PEFT is not imported.
@@ -101,8 +101,8 @@ def _call_hooks(layer: nn.Linear) -> None:
     """Call the hooks of a layer with zero rows: those before forward may compute the weight
     (weight_norm).
 
-    Raises ValueError for a hook that changes what the layer takes or returns, for one that fails with
-    zero rows, and for hooks of backward, which would see no gradient.
+    Raises ValueError for a hook that changes what the layer takes or returns, for one that fails
+    with zero rows, and for hooks of backward, which would see no gradient.
     """
     if layer._backward_hooks or layer._backward_pre_hooks:
         raise ValueError(f"output has backward hooks, which would not run: {WITHOUT_HOOKS}")

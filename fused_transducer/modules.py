@@ -128,8 +128,8 @@ class TDTLoss(TransducerLoss):
 
     vocab_size: V, with the blank
     durations: numbers of frames that a token may go ahead
-    sigma: a number that is subtracted from the log-probability of each token, so that paths of fewer
-        tokens count more
+    sigma: a number that is subtracted from the log-probability of each token, so that paths of
+        fewer tokens count more
     """
 
     def __init__(

@@ -220,8 +220,8 @@ def _c_arc(arc: Arc) -> LatticeArc:
 
 def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tensor) -> None:
     """Write losses (M,), arcs (rows, cells) and kept (cells, V): the losses and parts as
-    `plain.forward` does, and the logits of the first cells, as many as kept has rows, which backward
-    then need not compute."""
+    `plain.forward` does, and the logits of the first cells, as many as kept has rows, which
+    backward then need not compute."""
     if not arcs.numel():  # the caller wants no arcs, but the losses are computed from them
         arcs = arcs.new_empty(call.lattice.parts, room(call))
     arguments = _Arguments(call, arcs, kept)

@@ -124,7 +124,8 @@ def _(*arguments):
 
 
 def log_probabilities(call: Call, backend: str) -> Tensor:
-    """Return arcs (rows, cells), whose first rows are the log-probabilities of each cell's parts."""
+    """Return arcs (rows, cells), whose first rows are the log-probabilities of each cell's
+    parts."""
     _check(call, backend)
     check_values(call)
     saved = _saved(call, backend, True, module_of(backend).room(call), 0)
@@ -175,7 +176,8 @@ def _(*arguments):
 
 
 def _save(ctx, inputs, output) -> None:
-    """Keep for backward what the operator `losses` took, and the arcs and logits that it returned."""
+    """Keep for backward what the operator `losses` took, and the arcs and logits that it
+    returned."""
     *tensors, ctx.options, ctx.backend, _, _, _ = inputs
     _, arcs, kept = output
     ctx.mark_non_differentiable(arcs, kept)
@@ -183,8 +185,8 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _backward_of(compute: Callable[..., Tuple[Tensor, ...]]) -> Callable[..., Any]:
-    """Return the backward of `losses` for autograd, which calls `compute`: the operator `gradients`,
-    or the Function around it."""
+    """Return the backward of `losses` for autograd, which calls `compute`: the operator
+    `gradients`, or the Function around it."""
 
     def backward(ctx, grad_losses, *_):
         """Return a gradient for each input of `losses`, None for those that autograd does not

@@ -178,7 +178,8 @@ class _Joiner:
 
 
 def inside(call: Call) -> Tensor:
-    """Return whether each cell (M, T, U+1) is within the lengths of its row, and within its window."""
+    """Return whether each cell (M, T, U+1) is within the lengths of its row, and within its
+    window."""
     t, u = (torch.arange(size, device=call.device) for size in (call.T, call.U1))
     if call.window is not None:
         begin, end = call.band.unsqueeze(1).unbind(-1)
@@ -221,8 +222,8 @@ def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tens
 
 
 def _columns(call: Call, target: Tensor) -> Tensor:
-    """Return the column (cells, parts) of the logits that belongs to each part: of the blank, of the
-    target (cells,), and the further columns."""
+    """Return the column (cells, parts) of the logits that belongs to each part: of the blank, of
+    the target (cells,), and the further columns."""
     further = torch.arange(call.symbols, call.V, device=target.device).expand(len(target), -1)
     blank = torch.full_like(target, call.blank)
     return torch.cat([blank.unsqueeze(1), target.unsqueeze(1), further], 1)
@@ -276,8 +277,8 @@ class Walk:
     """The forward and backward walks through the lattices of all utterances at once.
 
     Numbers of cells are (T+U, N, U+1): by anti-diagonal d = t + u, utterance and state u. Each arc
-    leads from a cell to one on a later anti-diagonal. A path of an utterance ends in the cell (T, U)
-    behind its last frame, which no arc leaves.
+    leads from a cell to one on a later anti-diagonal. A path of an utterance ends in the cell (T,
+    U) behind its last frame, which no arc leaves.
     """
 
     def __init__(
@@ -608,8 +609,8 @@ def confidences(
     frames: Tensor,
     span: int,
 ) -> Tensor:
-    """Return the probability (N, U) over all paths that each target is emitted at most `span` frames
-    from its frame in `frames` (N, U); 0 where that frame is negative."""
+    """Return the probability (N, U) over all paths that each target is emitted at most `span`
+    frames from its frame in `frames` (N, U); 0 where that frame is negative."""
     T = log_probabilities.shape[1]
     walk = _walk_of(log_probabilities, T_lengths, U_lengths, lattice)
     labels = _by_frames(walk.posteriors(walk.alphas(), 0.0)[1], T)[:, :, :-1]

@@ -1,10 +1,11 @@
 """The joiners of six toolkits, each as one call of `transducer_loss` or of `align`: no toolkit is
 imported.
 
-Each function takes the toolkit's own joiner (for transformers the model), and the outputs of encoder
-and decoder in the toolkit's own shapes. It applies the joiner's projections to them, and returns the
-loss, with gradients for all parameters of the joiner. Targets may be padded with anything. `options`
-are further options of `transducer_loss`; the default reduction is "mean" over the utterances.
+Each function takes the toolkit's own joiner (for transformers the model), and the outputs of
+encoder and decoder in the toolkit's own shapes. It applies the joiner's projections to them, and
+returns the loss, with gradients for all parameters of the joiner. Targets may be padded with
+anything. `options` are further options of `transducer_loss`; the default reduction is "mean" over
+the utterances.
 
 Each function has an attribute `align`, such as `recipes.nemo.align(model.joint, ...)`. It takes the
 same arguments and options of `fused_transducer.align`, and returns what that returns. Dropout and
@@ -37,8 +38,8 @@ from torch import Tensor, nn
 from fused_transducer.functional import align, transducer_loss
 from fused_transducer.layers import of_linear
 
-#: NeMo's name of a reduction -> a function that reduces the losses (N,). Its other arguments are the
-#: numbers of targets (N,), 1 at least, and whether each utterance counts (N,).
+#: NeMo's name of a reduction -> a function that reduces the losses (N,). Its other arguments are
+#: the numbers of targets (N,), 1 at least, and whether each utterance counts (N,).
 REDUCTIONS: Dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "mean_batch": lambda losses, U, counts: losses.sum() / counts.sum().clamp(min=1),
     "mean": lambda losses, U, counts: (losses / U).sum() / counts.sum().clamp(min=1),
@@ -249,9 +250,9 @@ PATCHED = "_fused_transducer"
 def patch(model: nn.Module, logits: Optional[bool] = None, **options: Any) -> nn.Module:
     """Replace the loss of a model in place, and return the model.
 
-    With labels, its forward returns the usual output of its class with this loss. Without labels, as
-    in `generate`, nothing changes. The class, the parameters, the configuration and what is saved
-    stay. Trainer divides this loss by its steps of gradient accumulation.
+    With labels, its forward returns the usual output of its class with this loss. Without labels,
+    as in `generate`, nothing changes. The class, the parameters, the configuration and what is
+    saved stay. Trainer divides this loss by its steps of gradient accumulation.
 
     Args
         model: a loaded model that `transformers` takes, or PEFT's wrapper of one. If it was patched
@@ -313,7 +314,8 @@ def _transducer_of(model: Any) -> Any:
 def _forward_of(model: Any) -> MethodType:
     """Return the patched forward of a model, as a bound method, which accelerate expects.
 
-    It has the signature of its class's forward, from which Trainer chooses the columns of a data set.
+    It has the signature of its class's forward, from which Trainer chooses the columns of a data
+    set.
     """
     signature = inspect.signature(type(model).forward)
     (rest,) = (

@@ -167,8 +167,8 @@ def _gpu(device: torch.device) -> Optional[Gpu]:
 def _precision(gpu: Optional[Gpu], dtype: torch.dtype) -> str:
     """Return Triton's `input_precision` for float32 products in a call with inputs of `dtype`.
 
-    "tf32" rounds operands to TF32: a product is within 2**-10 of the exact one. "ieee" multiplies in
-    float32, within 2**-24. "tf32x3" splits each operand into two halves in TF32, and adds three
+    "tf32" rounds operands to TF32: a product is within 2**-10 of the exact one. "ieee" multiplies
+    in float32, within 2**-24. "tf32x3" splits each operand into two halves in TF32, and adds three
     products of them: 22 bits of an operand count, so a product is within 2**-21. In products with
     the weight, "halves" takes its place: the same, but the weight is split once, not in each block.
     """
@@ -251,8 +251,8 @@ class _Launch:
         self.flags = {"V": call.V, **self.padded, "HAS_BIAS": call.bias is not None, **self.groups}
 
     def _rows(self, x: Tensor) -> Tensor:
-        """Return x (N, rows, H) with rows that begin at multiples of ALIGNED bytes: x itself, a copy,
-        or a copy (N, rows, HP) that is padded with zeros."""
+        """Return x (N, rows, H) with rows that begin at multiples of ALIGNED bytes: x itself, a
+        copy, or a copy (N, rows, HP) that is padded with zeros."""
         if self.HP != self.call.H:
             return torch.nn.functional.pad(x.detach(), (0, self.HP - self.call.H))
         strides = [stride * x.element_size() for stride in x.stride()[:2]]
@@ -267,8 +267,8 @@ class _Launch:
         return {"PRECISION": _precision(self.gpu, self.call.weight.dtype), "OPERAND": operand}
 
     def weights(self, operands: torch.dtype, along: str) -> Tuple[Tensor, Dict[str, Any]]:
-        """Return the weight, padded with zeros, and the kernels' arguments that say how it is stored
-        and multiplied.
+        """Return the weight, padded with zeros, and the kernels' arguments that say how it is
+        stored and multiplied.
 
         operands: the dtype in which it is multiplied
         along: the dimension, "H" or "V", that products with it sum over. For float32, tensor cores
@@ -304,8 +304,8 @@ class _Launch:
         return min(tile, _power_of_two(self.cells))
 
     def bytes_of_cell(self, size: int) -> int:
-        """Return the bytes of a cell's activations, gradients of logits and gradients of inputs, with
-        numbers of `size` bytes."""
+        """Return the bytes of a cell's activations, gradients of logits and gradients of inputs,
+        with numbers of `size` bytes."""
         return size * (2 * self.HP + self.VP)
 
     def activate(
@@ -373,8 +373,8 @@ def _forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
 
 
 def _walk(launch: _Launch, width: int, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
-    """Compute the losses of any lattice from the log-probabilities in arcs; with `gradient`, replace
-    these by the posteriors.
+    """Compute the losses of any lattice from the log-probabilities in arcs; with `gradient`,
+    replace these by the posteriors.
 
     width: of the vector that holds an anti-diagonal.
     """
@@ -413,8 +413,8 @@ def backward(
     kept: Tensor,
     gradients: Sequence[Optional[Tensor]],
 ) -> None:
-    """Add the gradients that are wanted to `gradients`, as `plain.backward` does; arcs is what forward
-    wrote."""
+    """Add the gradients that are wanted to `gradients`, as `plain.backward` does; arcs is what
+    forward wrote."""
     # The gradient of `losses.sum()` is one number that is expanded to (M,): it is not contiguous.
     with _on_its_device(call.device):
         _backward(call, grad_losses.contiguous(), arcs, gradients)
@@ -540,8 +540,8 @@ def _splits(programs: int, blocks: int, most: int, multiprocessors: int) -> Tupl
 class _WeightGradients:
     """Holds the gradients of weight (splits, V, HP) and bias (splits, V).
 
-    The blocks of a V x H matrix make few programs. So the rows of each tile are split, and each split
-    has a sum of its own. These are added at the end.
+    The blocks of a V x H matrix make few programs. So the rows of each tile are split, and each
+    split has a sum of its own. These are added at the end.
     """
 
     def __init__(

@@ -99,7 +99,8 @@ def band_of(window: Tensor, T_lengths: Tensor, U_lengths: Tensor, T: int) -> Ten
 
 
 def states_of_frames(band: Tensor, T: int) -> Tensor:
-    """Return the range of states at each frame, (N, T, 2): the first, and the one behind the last."""
+    """Return the range of states at each frame, (N, T, 2): the first, and the one behind the
+    last."""
     t = torch.arange(T, device=band.device).expand(len(band), -1).contiguous()
     begin, end = (x.contiguous() for x in band.unbind(-1))
     return torch.stack([torch.searchsorted(end, t), torch.searchsorted(begin, t, right=True)], -1)

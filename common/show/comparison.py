@@ -237,7 +237,8 @@ def _method(changes: Changes) -> str:
 
 
 def lines_of(changes: Changes) -> list[Line]:
-    """Return the lines of all changes: time and memory by scope, where a side has them, and errors."""
+    """Return the lines of all changes: time and memory by scope, where a side has them, and
+    errors."""
     lines = []
     for change in changes:
         name = change.pair.name
@@ -324,7 +325,8 @@ def _verdicts(changes: Changes) -> Counter[str]:
 
 
 def _controls(changes: Changes) -> list[str]:
-    """Return a line for each control: how the times of its unchanged rows moved between two runs."""
+    """Return a line for each control: how the times of its unchanged rows moved between two
+    runs."""
     lines = []
     for scope in SCOPES:
         times = [change.time[scope] for change in changes if scope in change.time]

@@ -71,7 +71,8 @@ def over_fastest(rows: Rows) -> Figure | None:
 
 
 def _dot(row: Row, fastest: Row, scope: str) -> Dot | None:
-    """Return the dot of a row's time over the fastest row's; None where the two are not compared."""
+    """Return the dot of a row's time over the fastest row's; None where the two are not
+    compared."""
     if row is fastest:
         return Dot(row.marked_label, row.look, 1.0, verdict="fastest", source=row.results)
     against = row.against_fastest

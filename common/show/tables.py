@@ -312,7 +312,8 @@ def wrapped(text: str, width: int, indent: str = "", most: int | None = None) ->
 
 
 def failures(rows: Rows, terminal: Terminal) -> Lines:
-    """Return lines on the first rows that failed, each with its reason, and the number of others."""
+    """Return lines on the first rows that failed, each with its reason, and the number of
+    others."""
     failed = [row for row in rows if row.status not in ("ok", *NOT_RUNNABLE)]
     lines: Lines = []
     for row in failed[:MOST_FAILURES]:
