@@ -17,7 +17,7 @@ from rnnt_bench.jobs import job
 from rnnt_bench.system import memory
 from rnnt_bench.tools.kept import read
 from rnnt_bench.tools.largest import command, losses
-from rnnt_bench.tools.largest.search import TOLERANCE, Search, Try, bounds, next_size
+from rnnt_bench.tools.largest.search import TOLERANCE, Search, Try, bounds, size_to_try
 
 from canned import Canned
 from commands import ROOT, run, start, wait_for_worker
@@ -36,7 +36,7 @@ def called(executor, *words):
 def search(fits, low=1, cap=10**6, start=2, stride=1.0):
     """(largest size found, sizes that were tried) when `fits` answers."""
     answers = {}
-    while (size := next_size(answers, low, cap, start, stride)) is not None:
+    while (size := size_to_try(answers, low, cap, start, stride)) is not None:
         assert size not in answers and low <= size <= cap and len(answers) < 100
         answers[size] = fits(size)
     return bounds(answers)[0], answers

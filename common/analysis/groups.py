@@ -284,7 +284,7 @@ class Sweep:
         return text.plain(f"sweep over {' x '.join(axes)}; {heading(shared)}")
 
     def cells(self) -> list[tuple[Mapping[str, Any], list[Row]]]:
-        """Return (setting -> its value, rows) of each cell, in the order of the rows."""
+        """Return (swept setting -> its value there, rows) of each cell, in the order of the rows."""
         by_cell = text.gathered((_cell_index(row, self.grid), row) for row in self.rows)
         return [(rows[0].header.values, rows) for rows in by_cell.values()]
 

@@ -168,8 +168,9 @@ def _time_words(row: Row, scope: str) -> str:
 
 
 def _over_fastest(row: Row) -> str:
-    """Return "1.98x slower", or for the fastest row "1.00", with a mark if it is faster than the device's
-    limit allows."""
+    """Return the time over the fastest row's, as "1.98x slower"; "-" for a row that is not ranked.
+
+    The fastest row has "1.00", with a mark if it is faster than the device's limit allows."""
     if row.over_fastest is None:
         return "-"
     if row.against_fastest.is_fastest:

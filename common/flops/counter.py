@@ -171,8 +171,9 @@ class Modules:
         self._note()
 
     def _add(self, root: str, module: torch.nn.Module) -> None:
-        """Give paths to a module and all below it; those that have one, as a model in a wrapper
-        does, keep it."""
+        """Give a path to a module, to all modules below it, and to their parameters.
+
+        A module that has a path, such as a model in a wrapper, keeps it."""
         for name, part in module.named_modules():
             if id(part) not in self._paths:
                 path = _joined(root, name)

@@ -256,9 +256,10 @@ class Windowed(Topology):
         return has_target & ((t < first) | (t > last))
 
     def masked(self, log_probs, targets, T_lengths, U_lengths):
-        """Return log-probabilities (N, T, U+1, V) in which a target outside its window has log 0.
+        """Return log-probabilities (N, T, U+1, V); that of a target outside its window is LOG_ZERO.
 
-        It is for a loss that has no windows.  Log 0 is LOG_ZERO, or a number that the dtype holds.
+        It is for a loss that has no windows.  In a dtype that cannot hold LOG_ZERO it is half of the
+        lowest number.
         """
         _, T, U1, _ = log_probs.shape
         column = next_targets(targets, T, U1).unsqueeze(-1)

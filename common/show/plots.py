@@ -176,7 +176,8 @@ class Position(NamedTuple):
 
     @property
     def is_ranked(self) -> bool:
-        """Tell whether the row trains the usual model under its own torch."""
+        """Tell whether the row trains the model of the exact losses, under the torch of most
+        rows."""
         return self.row.trains_exact_model and not self.row.other_torch
 
 

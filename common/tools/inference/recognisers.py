@@ -212,8 +212,8 @@ def _argument(name: str, waves: torch.Tensor, lengths: torch.Tensor) -> torch.Te
 def read(path: Path, sample_rate: int) -> torch.Tensor:
     """Return the audio of a file (samples,) in float32: the mean of its channels, resampled.
 
-    A process of its own decodes the file, so that the memory of what decodes is not in the process
-    that is measured.  Raises UserError."""
+    A process of its own decodes the file, so that the decoder's memory is not in the process that is
+    measured.  Raises UserError."""
     reason = files.not_a_file(path)
     if reason:
         raise UserError(f"cannot read {path}: {reason}")

@@ -198,7 +198,7 @@ def searched(config: Buckets, kept: Kept, loss: str) -> dict[int, Outcome]:
     return outcomes
 
 
-def coming(config: Buckets, kept: Kept, steps: Steps) -> list[tuple[str, Steps]]:
+def next_probes(config: Buckets, kept: Kept, steps: Steps) -> list[tuple[str, Steps]]:
     """Return the jobs that are to come next, by name, with what each is asked.
 
     These are the probes of the searches that go on, the longest bucket first.  After all searches
@@ -209,10 +209,10 @@ def coming(config: Buckets, kept: Kept, steps: Steps) -> list[tuple[str, Steps]]
     probes = []
     for state in losses:
         for number, end in state.outcomes.items():
-            if end.coming is not None:
-                tries = [config.step(number, end.coming)]
+            if end.next_size is not None:
+                tries = [config.step(number, end.next_size)]
                 request = structs.replace(steps, loss=state.loss, tries=tries)
-                probes.append((f"{end.name} probe-{end.coming}", request))
+                probes.append((f"{end.name} probe-{end.next_size}", request))
     if probes:
         return probes
     together = []

@@ -292,7 +292,7 @@ def plan_for_losses(arguments: argparse.Namespace) -> Plan:
     def next_tasks(run: kept.Kept, limit_bytes: int | None) -> list[job.Task]:
         """Return a task for each loss that is not at its end."""
         tasks = []
-        for end in losses.coming(config, run):
+        for end in losses.unfinished(config, run):
             row = find(end.name)
             request = losses.Pass(
                 script=row.script,
@@ -303,8 +303,8 @@ def plan_for_losses(arguments: argparse.Namespace) -> Plan:
             )
             name = f"{end.name} {end.pass_name}"
             if end.pass_name != "correctness":
-                name += f"-{end.coming}"
-            changes = ((size_setting, end.coming),)
+                name += f"-{end.next_size}"
+            changes = ((size_setting, end.next_size),)
             python = pythons[end.name]
             tasks.append(job.Task(name, TOOL, as_written(request), changes, python, VARIABLES))
         return tasks
@@ -363,11 +363,11 @@ def plan_for_model(arguments: argparse.Namespace) -> Plan:
     )
 
     def next_tasks(run: kept.Kept, limit_bytes: int | None) -> list[job.Task]:
-        """Return a task for each job that `buckets.coming` asks for."""
+        """Return a task for each job that `buckets.next_probes` asks for."""
         steps.limit_bytes = limit_bytes
         return [
             job.Task(name, TOOL, as_written(request), environment=VARIABLES)
-            for name, request in buckets.coming(config, run, steps)
+            for name, request in buckets.next_probes(config, run, steps)
         ]
 
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(arguments.model).name)  # "model.py-factory"

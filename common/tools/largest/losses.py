@@ -55,33 +55,35 @@ class Pass(Request, tag="loss", kw_only=True):
 
 
 def outcome(config: Losses, search: Search, kept: Kept) -> Outcome:
-    """Return how far a loss is: its correctness, its search, and the judgement of the size found."""
+    """Return the state of a loss, and what is to be done next, if anything.
+
+    Its correctness comes first, then its search, then the judgement of the size found."""
     if search.name in config.missing:
         return Outcome(search.name, status="missing", reason=config.missing[search.name])
     correct = kept.job(f"{search.name} correctness")
     if correct.status != "ok":
         return Outcome(
             search.name,
-            coming=max(search.low, JUDGED),
+            next_size=max(search.low, JUDGED),
             pass_name="correctness",
             status=correct.status,
             reason=correct.reason,
         )
     result = search.outcome(kept)
     judged = kept.job(f"{search.name} judge-{result.size}")
-    if result.size and result.coming is None and judged.status != "ok":
-        result.coming = result.size
+    if result.size and result.next_size is None and judged.status != "ok":
+        result.next_size = result.size
         result.pass_name = "judge"
         result.status = "wrong" if judged.status == "error" else judged.status
         result.reason = judged.reason
     return result
 
 
-def coming(config: Losses, kept: Kept) -> list[Outcome]:
+def unfinished(config: Losses, kept: Kept) -> list[Outcome]:
     """Return the losses that are not at their end, those first whose correctness is not known."""
     outcomes = [outcome(config, search, kept) for search in config.losses]
-    unfinished = [end for end in outcomes if end.coming is not None]
-    return sorted(unfinished, key=lambda end: end.pass_name != "correctness")
+    active = [end for end in outcomes if end.next_size is not None]
+    return sorted(active, key=lambda end: end.pass_name != "correctness")
 
 
 def answer(kept: Kept) -> Answer:

@@ -54,7 +54,7 @@ class Request(Struct, kw_only=True):
     limit_bytes: Bytes | None = None
 
 
-def next_size(
+def size_to_try(
     answers: Mapping[int, bool], low: int, cap: int, start: int, stride: float = 1.0
 ) -> int | None:
     """Return the size to try next, from `low` to `cap`; None at the end of the search.
@@ -99,8 +99,8 @@ class Outcome(Struct):
         name: of the search
         size: the largest that fits; None where none does, or none is known yet
         tries: the steps at that size; at the smallest size where not even that fits
-        coming: the size to try next; None at the end
-        pass_name: what is to be done with the coming size: "probe", "correctness" or "judge"
+        next_size: the size to try next; None at the end
+        pass_name: what is to be done with that size: "probe", "correctness" or "judge"
         status: "ok" at the end of a search that found a size, else that of the deciding job
         reason: of that job; "" where it has none
         limited_by: "memory", "time" or "cap" (the largest size that is allowed); "" before the end
@@ -109,7 +109,7 @@ class Outcome(Struct):
     name: str
     size: int | None = None
     tries: list[Try] = []
-    coming: int | None = None
+    next_size: int | None = None
     pass_name: str = "probe"
     status: str = "ok"
     reason: str = ""
@@ -134,7 +134,7 @@ class Outcome(Struct):
 
 
 class Search(Struct, frozen=True):
-    """The search of one loss, or of one bucket; see next_size for its numbers.
+    """The search of one loss, or of one bucket; see size_to_try for its numbers.
 
     Attributes:
         name: its probes are called "NAME probe-SIZE"
@@ -161,11 +161,11 @@ class Search(Struct, frozen=True):
         }
         size, too_large = bounds(answers)
         result = Outcome(self.name, size, probes[size].of(Try) if size else [])
-        result.coming = next_size(answers, self.low, self.cap, self.start, self.stride)
-        if result.coming is not None:
-            job = kept.job(f"{head}{result.coming}")
+        result.next_size = size_to_try(answers, self.low, self.cap, self.start, self.stride)
+        if result.next_size is not None:
+            job = kept.job(f"{head}{result.next_size}")
             result.status = job.status
-            result.reason = job.reason and f"size {result.coming}: {job.reason}"
+            result.reason = job.reason and f"size {result.next_size}: {job.reason}"
         elif too_large is None:
             result.limited_by = "cap"
         else:

@@ -194,10 +194,10 @@ def _marked(values: Any, tell: Callable[[], None]) -> Any:
 
 
 class Reading(NamedTuple):
-    """Hold what a counter read at both ends of a span, and whether the span is not a forward that a
+    """Hold what a counter read at both ends of a span, and whether the span is a forward that a
     checkpoint computes again."""
 
-    is_first: bool
+    is_recomputed: bool
     begin: Any
     end: Any
 
@@ -212,11 +212,11 @@ class Spans:
         self.calls: dict[Place, list[Reading]] = {}
 
     @contextmanager
-    def __call__(self, place: Place, again: bool) -> Iterator[None]:
+    def __call__(self, place: Place, is_recomputed: bool) -> Iterator[None]:
         readings = self.calls.setdefault(place, [])
         begin = self.read()
         yield
-        readings.append(Reading(not again, begin, self.read()))
+        readings.append(Reading(is_recomputed, begin, self.read()))
 
 
 def by_patterns(model: torch.nn.Module, patterns: Mapping[str, Sequence[str]]) -> dict[str, str]:

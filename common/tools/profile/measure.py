@@ -358,15 +358,15 @@ class Profiling:
         bare: list[Times] = []
         labelled: list[Times] = []
         for number in range(self.choice.steps):
-            opened = labels.Spans(self._read)
-            for open_span in (None, opened) if number % 2 else (opened, None):
-                times = self.timed(partial(self.step, self.arguments(number), open_span))
-                (labelled if open_span else bare).append(times)
-            for place, readings in opened.calls.items():
+            step_spans = labels.Spans(self._read)
+            for spans_or_none in (None, step_spans) if number % 2 else (step_spans, None):
+                times = self.timed(partial(self.step, self.arguments(number), spans_or_none))
+                (labelled if spans_or_none else bare).append(times)
+            for place, readings in step_spans.calls.items():
                 chain, phase = place
                 new = rows.Span(chain=list(chain), phase=phase, calls=0, host_ns=[], device_ns=[])
                 span = spans.setdefault(place, new)
-                span.calls += sum(reading.is_first for reading in readings)
+                span.calls += sum(not reading.is_recomputed for reading in readings)
                 summed = self._summed(readings)
                 span.host_ns.append(summed.host_ns)
                 span.device_ns.append(summed.device_ns)
