@@ -202,8 +202,8 @@ class Reader:
     def frames(self, span: Span, speed: float, seconds: float | None = None) -> int:
         """Return the number of feature frames of `span` at a speed.
 
-        At speed 1.0 that is the number in its features.  Without features, and at other speeds as
-        in lhotse, it is computed from the duration.  Raises ValueError for an impossible duration.
+        At speed 1.0 that is the number in its features, if it has any.  Otherwise it is computed
+        from the duration, as lhotse does.  Raises ValueError for an impossible duration.
 
         seconds: the duration at that speed; None to compute it."""
         from lhotse.utils import compute_num_frames, compute_num_samples, perturb_num_samples

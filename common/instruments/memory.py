@@ -154,26 +154,20 @@ def cuda_peaks(step: Step, device: torch.device) -> dict[str, int]:
 class Limit:
     """A limit on the memory of this process, in bytes above what the loaded process holds.
 
-    If less than `wanted` is left, that is the limit, with a warning.  It is no error, since what a
-    package, its context and its kernels leave is known only once they are loaded.
+    If less memory than wanted is left, that is the limit.  It is no error, since what a package, its
+    context and its kernels leave is known only once they are loaded.
 
     Attributes:
         bytes: the limit.
         available: what is free now, which bounds `making`.
-        warnings: one line if the limit is lower than wanted.
         peak_bytes: the most that was in use in the last `within`; None if the system does not tell.
     """
 
     peak_bytes: int | None = None
 
-    def __init__(self, wanted: int, left: int, where: str, available: int):
-        self.bytes = min(wanted, left)
+    def __init__(self, limit_bytes: int, available: int):
+        self.bytes = limit_bytes
         self.available = available
-        self.warnings = []
-        if wanted > left:
-            self.warnings = [
-                f"less than the memory limit is left on {where} once it is loaded: see `within`"
-            ]
 
     def within(self, size: int) -> AbstractContextManager[None]:
         """Limit the block to `size` bytes; an allocation beyond them fails as out of memory."""
@@ -210,13 +204,8 @@ class AddressSpace(Limit):
             for bound in resource.getrlimit(resource.RLIMIT_AS)
             if bound != resource.RLIM_INFINITY
         ]
-        left = min([size, *(max(bound - base, 0) for bound in self.bounds)])
-        super().__init__(
-            wanted=size,
-            left=left,
-            where="this machine (ulimit -v)",
-            available=available_memory() or size,
-        )
+        limit_bytes = min([size, *(max(bound - base, 0) for bound in self.bounds)])
+        super().__init__(limit_bytes, available=available_memory() or size)
 
     @contextmanager
     def within(self, size: int) -> Iterator[None]:
@@ -249,7 +238,7 @@ class Device(Limit):
             raise UserError(
                 f"--memory-limit {text}: {wanted} bytes, but {device} has only {total}; use a lower limit"
             )
-        super().__init__(wanted=wanted, left=free, where=str(device), available=free)
+        super().__init__(min(wanted, free), available=free)
 
     def _give_back_unused(self) -> tuple[int, int]:
         """Give torch's unused memory back to the device; return (free, total) bytes of the device."""

@@ -169,18 +169,20 @@ class Rounds:
         self.loaded[name, number] = any(map(store.is_loaded, by_scope.values()))
 
     def standing(self) -> str:
-        """Return "exact: a 577.8, b 969.9 ms; pruned: c 59.2 ms": the mean times of the losses that
-        were timed on the most batches of their kind."""
+        """Return the mean times of losses by kind: "exact: a 577.8, b 969.9 ms; pruned: c 59.2 ms".
+
+        A time is of one batch in one round.  Of each kind only the losses that have the most times
+        are named: those that lag behind are left out."""
         kinds = text.gathered(
             (self.session.run_of[name].header.kind or "exact", name) for name in self.ms
         )
         parts = []
         for kind, names in kinds.items():
-            most = max(len(self.ms[name]) for name in names)
-            if not most:
+            most_times = max(len(self.ms[name]) for name in names)
+            if not most_times:
                 continue
-            whole = [name for name in names if len(self.ms[name]) == most]
-            means = sorted((fmean(self.ms[name].values()), name) for name in whole)
+            complete = [name for name in names if len(self.ms[name]) == most_times]
+            means = sorted((fmean(self.ms[name].values()), name) for name in complete)
             losses = ", ".join(f"{name} {text.number(mean)}" for mean, name in means)
             parts.append(f"{kind}: {losses} ms")
         return "; ".join(parts)

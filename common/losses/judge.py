@@ -142,7 +142,9 @@ class Right:
             self.losses.append(torch.tensor(losses, dtype=torch.float64))
 
     def compare(self, into: Errors | Sketch) -> None:
-        """Note all gradients of the loss and the right ones in `into`, part by part."""
+        """Note all gradients of the loss, each with the right one, in `into`, part by part.
+
+        Adds the simple loss of a pruned step to the right `losses`."""
         for number, cells in enumerate(self.cells):
             for n, lattice in enumerate(self.lattices[number]):
                 if cells.gradients:
@@ -150,6 +152,7 @@ class Right:
                 if self.pruned:
                     self.losses[number][n] += self._simple_loss(self.pruned, cells, n)
             if isinstance(cells, StepCells):
+                # Each backward above has added to the right gradients, which are the leaves' `grad`.
                 for name, computed in cells.gradients.items():
                     right = cells.leaves[name].grad
                     if right is not None:  # a loss may not use all of the joiner

@@ -55,11 +55,12 @@ class Run:
         self.failed = False
 
     def add(self, new: Sequence[schema.Line]) -> None:
-        """Add the records of a job, its status last, or others.
+        """Add records: those of a job, its status last, or some without a status.
 
-        A job for which the disk has no room becomes one that failed: its status alone is kept, on
-        disk too if there is room for that.  Other records are kept until the next addition, which
-        tries to write them again; they raise NotWritten."""
+        If the disk has no room for a job, the job becomes one that failed: its status alone is
+        kept, on disk too if there is room for that.  If it has no room for records without a
+        status, they are kept for the next addition, which tries to write them again; this one
+        raises NotWritten."""
         records_before = len(self.records)
         unwritten_before = len(self.unwritten)
         end = store.status_of(new)

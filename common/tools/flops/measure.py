@@ -126,7 +126,8 @@ def run(job: JobSpec) -> Iterator[Measured]:
 
 
 def _model(flags: Mapping[str, Any]) -> torch.nn.Module:
-    """Return the model of the flags, after the rules of --register are there."""
+    """Import the file of --register, which registers rules of its own for counting operations;
+    load the model of the flags and return it.  Raises UserError."""
     arguments = configuration.read(Path(flags["args"])) if flags["args"] else {}
     for key, value in flags["arg"]:
         arguments[key] = configuration.parsed(value, f"--arg {key}")
