@@ -175,7 +175,7 @@ def test_a_quota_of_a_cgroup_bounds_the_threads_and_its_throttling_is_load(
     (tmp_path / "listed").write_text(f"{listed}\n")
     monkeypatch.setattr("rnnt_bench.system.memory.CGROUP", tmp_path / "listed")
     monkeypatch.setattr("rnnt_bench.system.memory.CGROUPS", tmp_path)
-    monkeypatch.setattr(machine, "CPUS", frozenset(range(8)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     write(0)
     assert machine.cpu_count() == 2
     watch = machine.ForeignLoad({0, 1}, write_stat(tmp_path / "stat", 0, 0))

@@ -346,12 +346,12 @@ def chosen(arguments: Namespace) -> list[str]:
     """Return the names of the rows that --loss, --only, --topology and --skip choose, those of
     --loss first.  Raises UserError where there are none."""
     only = arguments.only
+    if set(arguments.skip).issuperset([*arguments.loss, *only]):
+        raise UserError("--skip: it leaves nothing of --only")
     if arguments.topology and only == standard():
         only = [row.name for row in with_variants() if not row.template]
     candidates = dict.fromkeys([*arguments.loss, *only])
     names = [name for name in candidates if name not in arguments.skip]
-    if not names:
-        raise UserError("--skip: it leaves nothing of --only")
     if arguments.topology:
         names = [name for name in names if find(name).kind == arguments.topology]
         if not names:

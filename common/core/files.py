@@ -298,7 +298,8 @@ def _open_locked(path: Path, waiting: Callable[[], None] | None) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
-            _lock(descriptor, waiting)
+            if not _lock(descriptor, waiting):
+                return descriptor
             with suppress(FileNotFoundError):
                 if os.path.samestat(path.lstat(), os.fstat(descriptor)):
                     return descriptor
@@ -310,8 +311,8 @@ def _open_locked(path: Path, waiting: Callable[[], None] | None) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
 
 
-def _lock(descriptor: int, waiting: Callable[[], None] | None) -> None:
-    """Lock an open file; do nothing where its file system has no locks.
+def _lock(descriptor: int, waiting: Callable[[], None] | None) -> bool:
+    """Lock an open file, and return True; return False where its file system has no locks.
 
     waiting: is called once if another process has the lock, before we wait for it; with None, Held
     is raised instead."""
@@ -324,4 +325,5 @@ def _lock(descriptor: int, waiting: Callable[[], None] | None) -> None:
         waiting()
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError:
-        pass
+        return False
+    return True

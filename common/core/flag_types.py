@@ -1,6 +1,6 @@
 """Parse the texts of flags, as `type` of argparse's add_argument.
 
-Each function takes the text of a flag and returns its value, or raises UserError, whose message
+Most functions take the text of a flag and return its value; they raise UserError, whose message
 says what to give instead."""
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ class JobSpec:
         subject: what it measures, a key of jobs.job.SUBJECTS: "loss", or one of a tool
         folder: the log folder of the run, for traces; "" for none
         request: values that only this subject reads
-        pass_name: of a loss: correctness, timing, memory or trace
-        round: of a timing pass, from 1; None for other passes
+        pass_name: correctness, timing, memory, trace or limits; "" for a task of a tool
+        round: of a timing or limits pass, from 1; None for other passes
         script, variant: of the implementation of a loss (core.implementations)
         same_as: name of the row with the same code, which is asked most questions in its place; ""
             for none

@@ -27,12 +27,12 @@ FEWEST_ROUNDS = 3
 #: Rounds of every loss that --budget never cuts: with fewer the interval is wide.
 FEWEST_IN_BUDGET = 5
 
-# Environment variables that the suite sets for its processes (rnnt_bench.jobs.job), in bytes.
-#: For the memory pass.  glibc raises this threshold as blocks are freed, and keeps freed blocks
+# Environment variables that the suite sets for its processes (rnnt_bench.jobs.job).
+#: For the memory pass.  glibc raises this threshold (bytes) as blocks are freed, and keeps freed blocks
 #: below it.  A fixed one gives the larger blocks back, so that VmHWM is what is in use.
 MEMORY_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 #: For --allocator reuse.  By default glibc maps a tensor above 32 MiB anew in every step.  Here it
-#: maps none and keeps what is freed.
+#: maps none, and keeps what is freed up to that many bytes.
 REUSE_VARIABLES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 VARIABLES = {**MEMORY_VARIABLES, **REUSE_VARIABLES}
 

@@ -82,7 +82,8 @@ def error(value: float | None) -> str:
 
 
 def finite(value: float) -> float:
-    """Return the number, or UNBOUNDED for infinity and NaN, which JSON lacks."""
+    """Return the number, or UNBOUNDED for NaN and for what is above it, such as infinity: JSON has
+    neither."""
     return value if value < UNBOUNDED else UNBOUNDED
 
 

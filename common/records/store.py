@@ -210,8 +210,8 @@ def latest_jobs(records: Iterable[schema.Line]) -> dict[str, list[schema.JobLine
     """Return {job: records} of one attempt for each job.
 
     It is the last attempt that ended well; if none did, the last that ended (with a ``status``
-    record); if none ended, the last.  Jobs are in the order in which these attempts ended, those
-    that never ended first."""
+    record); if none ended, the last.  Jobs are in the order in which these attempts ended; before
+    them are the jobs with an attempt that has not ended."""
     open_attempts: dict[str, list[schema.JobLine]] = {}
     ended: dict[str, list[schema.JobLine]] = {}
     for record in records:

@@ -428,7 +428,8 @@ def lock(names: Iterable[str] = ()) -> int:
 
 
 def _with_given_hashes(locked: str, requirements: str) -> str:
-    """Return the text of a lock file with only those hashes that the requirements give.
+    """Return the text of a lock file in which a package that the requirements pin to one file has
+    the hash of that file alone.
 
     uv writes the hashes of all files of a version, also for "k2==1.24 --hash=sha256:..." in
     NAME.in, which pins one file.  Raises UserError if the index lacks that file."""

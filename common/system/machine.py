@@ -33,7 +33,9 @@ def cpu_count() -> int:
     """Return the number of CPUs that this process may use, by its affinity and cgroups.
 
     The quota of a cgroup is rounded up."""
-    count = len(CPUS)
+    count = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return min(count, math.ceil(memory.cgroup_cpus() or count))
 
 

@@ -254,7 +254,7 @@ def _events_of_any_layout(unread: _Text) -> Iterator[Sequence[Event]]:
     yield events
     is_bare_list = begin.group().lstrip() == "["
     if not is_bare_list:  # the object around the list has an end too
-        unread.drop(at + 1)
+        unread.drop(at)
         unread.read_rest()
 
 
