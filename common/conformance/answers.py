@@ -75,8 +75,8 @@ def message(error: BaseException) -> str:
 def attempt(run: Run, steps: list[LossStep], factors: Factors) -> list[torch.Tensor]:
     """Run steps; return their losses.  It waits for the device, so that late errors of CUDA count.
 
-    Raises NotAsked if memory runs out, and Refused if the loss raises an error.  An error that
-    leaves the device unusable is raised as it is.
+    Raises NotAsked if memory runs out, and Refused if the loss raises an error.  NotOfEach, and an
+    error that leaves the device unusable, are raised as they are.
     """
     device = steps[0].batch.targets.device
     try:

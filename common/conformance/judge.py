@@ -43,8 +43,9 @@ LOADING_SECONDS = 1800.0
 def judge(case: Question, adapter: Any, device: Any) -> Outcome:
     """Return the outcome of a case for an adapter on a torch.device.
 
-    An error that the loss raises is REFUSES, or CRASHES if the CUDA context is lost.  Any other
-    error is of this suite: ERROR.
+    A case that does not concern the loss is NOT_ASKED.  An error that the loss raises, or the
+    package of a pruned loss before it, is REFUSES; CRASHES if the CUDA context is lost.  Any other
+    error is of this suite: ERROR, with the traceback on stderr.
     """
     from rnnt_bench.conformance import answers, checks
     from rnnt_bench.losses import layouts

@@ -217,8 +217,9 @@ def meaning(case: Question, result: str) -> str:
 def findings(matrix: Matrix, brief: bool = False) -> dict[str, list[str]]:
     """Return the findings as lines, by heading, wrong answers first.
 
-    A line has the case, what its result means, the losses, and what the first of them answered;
-    with `brief` only the meaning and the losses.
+    A line has the case, what its result means, the losses, and what the first of them answered.
+    With `brief` it has only the meaning and the losses; the case too, where the meaning is no more
+    than that the process ends or hangs, or that the answer is not the loss.
     """
     lines: dict[str, list[str]] = {}
     for result, heading in FINDINGS.items():
@@ -329,8 +330,11 @@ def answer_of(matrix: Matrix, of_user: Sequence[str] = ()) -> kept.Answer:
 
 
 def _status(row: Row, is_of_user: bool) -> str:
-    """Return the status of a loss for the exit code: an error of this suite fails the command, a
-    wrong answer only where the loss is the user's own."""
+    """Return the status of a loss for the exit code: ERROR, which fails the command, "ok", or why
+    the loss was not judged.
+
+    It is ERROR where this suite failed.  A loss of the user's own has it too where a case is wrong,
+    crashes or hangs, where the case "ragged" does not pass, and where no case passes."""
     results = {outcome.result for outcome in row.cells.values()}
     is_plain_right = row.cells.get("ragged", Outcome(PASS)).result == PASS
     is_right = PASS in results and is_plain_right and not {DIFFERS, CRASHES, TIMEOUT} & results

@@ -62,7 +62,8 @@ class _Running(NamedTuple):
 
 
 class Modules:
-    """Know the modules that ran by their paths, and which of them an operator belongs to.
+    """Know the modules of the model and all others that ran, by their paths, and which of them an
+    operator belongs to.
 
     A module with several names has the path of the first.  A parameter that several modules share
     belongs to the first of them."""
@@ -183,7 +184,9 @@ class Modules:
                     self._paths.setdefault(id(parameter), path)
 
     def _note(self) -> None:
-        """Note which module makes the next nodes of autograd's graph: the innermost that runs."""
+        """Note which module makes the next nodes of autograd's graph: the innermost that runs.
+
+        Each thread has its own sequence, so only the thread that entered notes."""
         if threading.get_ident() == self._thread:
             self._starts.append(getattr(torch.autograd, "_get_sequence_nr", lambda: 0)())
             self._owners.append(self._stack[-1].path if self._stack else OUTSIDE)

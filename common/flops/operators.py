@@ -186,7 +186,8 @@ def _normalised_backward(call: Call) -> int:
 
 
 def _weight_norm(call: Call, weight: str, per_element: int, per_row: int) -> int:
-    """Count a norm of each row of the argument `weight`; rows are along the dimension `dim`."""
+    """Count a norm of each row of the argument that is called `weight`: `per_element` for each of
+    its numbers, and `per_row` for each row.  Rows are along the dimension `dim`."""
     return per_element * elements(call[weight]) + per_row * call[weight].shape[call["dim"]]
 
 

@@ -172,9 +172,10 @@ def _aliases(values: Any) -> list[Any]:
 
 @cache
 def _general(operator: Any, name: str) -> Rule:
-    """Return the rule that follows from the schema, tags and name of an operator.
+    """Return the rule that follows from the schema and tags of an operator, and from its `name`,
+    which is that of the operator out of place.
 
-    Returns None where none does, so that the operator is reported: it may be a product."""
+    Returns None where no rule follows, so that the operator is reported: it may be a product."""
     schema = getattr(operator, "_schema", None)
     if schema is None:  # a higher-order operator
         return None

@@ -305,7 +305,8 @@ def _with_unit(value: float | None, key: str) -> str:
 
 
 def _counts(changes: Changes) -> str:
-    """Return how many times changed: "1 faster, 0 slower, 4 unclear"."""
+    """Return how many times changed: "1 faster, 0 slower, 4 unclear"; without those that were
+    measured beside other load."""
     verdicts = _verdicts(changes)
     del verdicts[BESIDE_LOAD]
     if not verdicts:

@@ -28,7 +28,7 @@ class Dot(NamedTuple):
 
     Attributes:
         low, high: interval of the ratio, None where it has none
-        hollow: whether other load is in the ratio too, so that it decides nothing
+        hollow: whether rounds beside other load are in the ratio, so that it decides nothing
         source: the file that the ratio is from
     """
 
@@ -426,7 +426,7 @@ WIDE_LANE = 130  # pixels of a lane of samples
 LOW_LANE = 92  # pixels of a lane of memory
 MOST_SAMPLES = 1500  # that are drawn of one implementation, besides the flagged ones
 FARTHEST = 0.34  # of a lane, up and down from its middle, is for data; the rest for its name
-MOST = 0.3  # a sample that is farther from its median, as a share of it, is drawn at the edge
+MOST = 0.3  # share of its median that a sample may differ by; beyond it, it is drawn at the edge
 MARKS = (MOST, 0.2, 0.1, 0.05)  # shares that an axis may be marked with: the largest that fits
 
 
@@ -470,7 +470,8 @@ def _percent(change: float) -> str:
 
 
 def _lane(row: Row) -> Lane | None:
-    """Return the samples of a row against their medians; None where there are none.
+    """Return the samples of a row against their medians; None where there are none, or where their
+    batches are not recorded but needed.
 
     A sample is compared with the median of its batch. If a batch has one sample, which is its own
     median, the time for a cell is compared with the row's median of that. Cells are the padded or
@@ -542,10 +543,10 @@ def drift(rows: Rows) -> Figure | None:
 def _lane_lines(lane: Lane, index: int) -> list[Plotly]:
     """Return a line along the middle of a lane, and a dashed one across it between two rounds."""
     lines = [_segment((0, 1), (-index, -index), 0.6, width=1, dash="solid")]
-    for last, first in pairwise(lane.timed):
-        if last.sample.round != first.sample.round:
-            begin_s = first.end_s - first.sample.ms / 1e3
-            between = (last.end_s + begin_s) / 2 / lane.seconds
+    for before, after in pairwise(lane.timed):
+        if before.sample.round != after.sample.round:
+            after_begins_s = after.end_s - after.sample.ms / 1e3
+            between = (before.end_s + after_begins_s) / 2 / lane.seconds
             across = (-index - FARTHEST, -index + FARTHEST)
             lines.append(_segment((between, between), across, 0.6, width=1, dash="dash"))
     return lines

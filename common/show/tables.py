@@ -127,7 +127,7 @@ def remarks(rows: Rows, format: str) -> list[str]:
 
 
 def _ratios(rows: Rows) -> Lines:
-    """Return a line for each ratio over the fastest, then one for each loss that drifts."""
+    """Return a line for each ratio over the fastest, then one for each of them that drifts."""
     steps = [row.against_fastest for row in rows]
     losses = [row.loss_against_fastest for row in rows]
     distinct = dict.fromkeys([*steps, *losses])  # a row without a step has one ratio in both lists
@@ -220,7 +220,7 @@ class Terminal(NamedTuple):
         return painted(words, mark, self.colors)
 
     def wrapped(self, text: str, most: int | None = MOST_LINES) -> Lines:
-        """Return a remark as lines that fit, at most `most` of them (see the function)."""
+        """Return a remark as lines that fit, at most `most` of them; see the function `wrapped`."""
         return wrapped(text, self.width, "  ", most)
 
 
@@ -229,7 +229,8 @@ UNKNOWN = Terminal()
 
 
 def this_terminal() -> Terminal:
-    """Return the terminal of stdout. It has no colours with NO_COLOR (no-color.org) or if dumb."""
+    """Return the terminal of stdout; UNKNOWN where stdout is none. It has no colours with NO_COLOR
+    (no-color.org) or if dumb."""
     if not sys.stdout.isatty():
         return UNKNOWN
     in_color = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -419,8 +420,9 @@ def _sweep_verdict(sweep: Sweep, terminal: Terminal) -> Lines:
 
 
 def _group_verdict(group: Group, terminal: Terminal, folders: Sequence[Path]) -> Lines:
-    """Return the verdict on a configuration: its fastest and smallest exact losses, from given
-    logits too, an approximation, and what to beware of."""
+    """Return the verdict on a configuration: its fastest exact loss, that from given logits, the
+    smallest exact loss, an approximation, and what to beware of in the fastest. Below the fastest
+    are torch's products and the change since an earlier day, where they are known."""
     answers: dict[str, verdict.Sentence] = {}
     fastest, logits, smallest, approximate = verdict.picks(group.rows, folders)
     if fastest:

@@ -1,2 +1,2 @@
-"""Tools beside the comparison of losses: FLOPs, profile of a step, inference, pipelines. Each has
-its own folder."""
+"""Tools beside the comparison of losses: FLOPs, profile of a step, largest batch, inference,
+pipelines. Each has its own folder."""

@@ -148,8 +148,10 @@ def _carry_out(
     executor: Executor,
     follow: Follow | None,
 ) -> None:
-    """Carry out the tasks that are not done, then those that `follow` gives.  Raises UserError,
-    Interrupted and Changed."""
+    """Carry out the tasks that are not done, then those that `follow` gives.  Delete the file that
+    a task takes, once the task is done.
+
+    Raises UserError, also for a model that is missing, Interrupted and Changed."""
     pending = _pending(tasks, of_tool)
     pythons: dict[str, Choice] = {}
     runs: dict[str, run.Run] = {}
@@ -178,11 +180,11 @@ def _following(follow: Follow, of_tool: run.Run) -> Iterator[Task]:
     that failed is not tried again."""
     tried: set[str] = set()
     while True:
-        coming = [task for task in follow(read(of_tool.path)) if task.name not in tried]
-        if not coming:
+        untried = [task for task in follow(read(of_tool.path)) if task.name not in tried]
+        if not untried:
             return
-        tried.add(coming[0].name)
-        yield coming[0]
+        tried.add(untried[0].name)
+        yield untried[0]
 
 
 def measured(
@@ -200,8 +202,9 @@ def measured(
     """Carry out the tasks of a run that are not done yet, then print its answer; return the exit
     code.
 
-    Raises UserError for a mistake of the user's, or a missing package.  A run that has measured
-    nothing is removed then.
+    Raises UserError for a mistake of the user's, or a missing package.  A new run that has measured
+    nothing is removed then.  Where a resumed run cannot go on, since a package has changed for
+    example, all tasks are carried out in a new run.
 
     Args:
         tool, name: name the folder of the run

@@ -134,7 +134,8 @@ def answers(
     """Yield an answer for each group of equal runs of a tool that are stored in or below `paths`.
 
     The newest run that measured something is answered, or the newest where none did.  A run that
-    cannot be read gives an Answer with the status "error"."""
+    cannot be read gives an Answer with the status "error".  Warn of a newest run that began in the
+    future, and of runs under a path that a newer one under another path hides."""
     for runs in _equal_runs(paths, tool):
         newest_first = sorted(runs, reverse=True)
         newest = newest_first[0]

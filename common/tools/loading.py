@@ -38,6 +38,8 @@ OFFLINE = {
 def load(name: str, arguments: Mapping[str, Any], device: str) -> torch.nn.Module:
     """Return a model on a device.  Raises UserError for one that cannot be imported or made.
 
+    For a model of a hub, this process is kept from downloading, see OFFLINE.
+
     name: "package.module:attribute", "file.py:Class", "s3prl:upstream" or "hf:model"; arguments:
     those of its constructor, by name."""
     if name.startswith((S3PRL, HUGGING_FACE)):

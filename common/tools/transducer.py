@@ -179,7 +179,7 @@ class Criterion(nn.Module):
             return self.adapter.simple_loss(am.float(), lm.float(), prepared)
 
     def _pruned(self, batch: Batch, prepared: Any, arcs: Any, *outputs: torch.Tensor) -> Any:
-        """Return the pruned loss of encoder and decoder outputs.
+        """Return the pruned loss of encoder and decoder outputs; set `prepared.ranges`.
 
         arcs: gradients of the simple loss, which choose the range of symbols of each frame."""
         prepared.ranges = self.adapter.ranges(arcs, prepared)
@@ -197,7 +197,7 @@ class Transducer(nn.Module):
     dimension, joiner and loss.
 
     encoder, decoder: None for those of this file; linear: makes a projection of (inputs, outputs).
-    """
+    The criterion of a pruned loss gets its projections here."""
 
     def __init__(
         self,

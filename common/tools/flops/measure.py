@@ -162,7 +162,8 @@ def _bucket(
     utterances: Sequence[int],
     flags: Mapping[str, Any],
 ) -> Bucket:
-    """Count the model on each utterance of a bucket."""
+    """Count the model on each utterance of a bucket, a batch of equal ones; return the bucket with
+    its counts."""
     batch = flags["batch_size"]
     flops_before = counter.total().flops
     bucket = Bucket(name=name, samples=[], macs=[], flops=0)
@@ -179,7 +180,7 @@ def _count(
     counter: FlopCounter, model: torch.nn.Module, samples: int, flags: Mapping[str, Any]
 ) -> None:
     """Count one call of the model, and with --backward its backward.  Raises UserError for whatever
-    they raise.
+    the call or the backward raises.
 
     samples: length of the utterance that S and F in the shapes stand for; 0 for no utterance."""
     shapes = flags["input_shape"] or [f"{flags['batch_size']}xS"]

@@ -149,8 +149,8 @@ def parts_of(counted: Counted, by: str = "module", depth: int | None = None) -> 
     """Return the rows of the parts of a model by one of BREAKDOWNS, and the total last.
 
     A module has its own operations and all below it.  Modules come in the order of the model, down
-    to `depth` names below it, then operators outside of it; classes and operators begin with the
-    largest."""
+    to `depth` names below the model, then the operators outside of the model.  Classes and
+    operators begin with the largest."""
     kinds = {module.path: module.kind for module in counted.modules}
     parts: dict[str, Part] = {}
     calls: Counter[str] = Counter()
@@ -265,7 +265,9 @@ def bucket_rows(buckets: Sequence[Bucket], sample_rate: int) -> list[BucketRow]:
 
 def answer(run: kept.Kept) -> kept.Answer:
     """Return what a count found out: the total, the table of buckets where the input is audio, and
-    that of the parts.  Rows for CSV and JSON are in this order too, the total last."""
+    that of the parts.  Rows for CSV and JSON are in this order too, the total last.
+
+    Where the count failed, the answer has only the reason."""
     config = schema.typed(run.header.config, Config)
     job = run.job(JOB)
     if not job.values:

@@ -73,19 +73,21 @@ def of_module(module: Any) -> Recogniser:
         if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         and parameter.default is parameter.empty
     ]
-    keywords = list(filter(LENGTHS.fullmatch, parameters))[:1]
+    lengths_name = list(filter(LENGTHS.fullmatch, parameters))[:1]  # [] where none matches
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         if len(required) > 1:
             return module(waves, lengths)
-        return module(waves, **dict.fromkeys(keywords, lengths))
+        return module(waves, **dict.fromkeys(lengths_name, lengths))
 
     rate = int(getattr(module, "sample_rate", SAMPLE_RATE))
     return Recogniser(call, rate, getattr(module, "stream", None))
 
 
 def load(model: Model, device: torch.device) -> Recogniser:
-    """Return the model of a configuration, on a device.  Raises UserError."""
+    """Return the model of a configuration, on a device.  Raises UserError.
+
+    For a model that is no factory's, this process is kept from downloading, see loading.OFFLINE."""
     if model.type == "factory":
         return of_module(loading.load(model.source, model.arguments, str(device)).eval())
     makers: dict[str, Callable[..., Recogniser]]

@@ -368,7 +368,8 @@ def grid_table(name: str, rows: Sequence[Row], variant: str) -> show.Table:
 
 
 def total(rows: Sequence[Measured]) -> list[str]:
-    """Return the answer in a line: the best real-time factor, and the most live streams."""
+    """Return the answer in a line: the best real-time factor, and the most live streams; [] without
+    rows."""
     if not rows:
         return []
     fastest = min(rows, key=lambda row: row.rtf)

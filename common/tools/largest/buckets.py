@@ -152,7 +152,7 @@ class Progress(Struct):
         loss: its name; "" for the model's own
         outcomes: number of a bucket -> how its search ended, with the size that runs together
         reduced: number of a bucket that failed together -> the size that ran alone
-        name, job: of the last job "together"
+        name, job: of the job "together" with the present sizes, which may not have run yet
     """
 
     loss: str
@@ -165,7 +165,8 @@ class Progress(Struct):
 def progress(config: Buckets, kept: Kept, loss: str) -> Progress:
     """Return how far a training is with a loss.
 
-    A job "together" that did not fit ended at a step of one bucket, whose size is reduced then."""
+    A job "together" that did not fit ended at a step of one bucket.  The size of that bucket is
+    then reduced, to None where even a size of 1 failed."""
     outcomes = searched(config, kept, loss)
     reduced: dict[int, int] = {}
     head = f"{loss} together-".strip()
@@ -183,9 +184,11 @@ def progress(config: Buckets, kept: Kept, loss: str) -> Progress:
 
 
 def searched(config: Buckets, kept: Kept, loss: str) -> dict[int, Outcome]:
-    """Return how the search of each bucket ended, by its number, the longest utterances first.
+    """Return how the search of each bucket ended or how far it is, by its number, the longest
+    utterances first.
 
-    The first size to try has as many padded frames as the largest batch of the bucket before."""
+    The first size to try has as many padded frames as the largest batch of the bucket of the next
+    longer utterances, and the second differs little from it."""
     outcomes = {}
     frames = 0
     for number in range(len(config.buckets), 0, -1):
@@ -204,20 +207,22 @@ def next_probes(config: Buckets, kept: Kept, steps: Steps) -> list[tuple[str, St
     These are the probes of the searches that go on, the longest bucket first.  After all searches
     they are the jobs "together", which follow each other, since their times are compared.
 
-    steps: the request, but its loss, tries and rounds."""
+    steps: the request without its loss, tries and rounds."""
     losses = [progress(config, kept, loss) for loss in config.losses]
     probes = []
     for state in losses:
-        for number, end in state.outcomes.items():
-            if end.next_size is not None:
-                tries = [config.step(number, end.next_size)]
+        for number, outcome in state.outcomes.items():
+            if outcome.next_size is not None:
+                tries = [config.step(number, outcome.next_size)]
                 request = structs.replace(steps, loss=state.loss, tries=tries)
-                probes.append((f"{end.name} probe-{end.next_size}", request))
+                probes.append((f"{outcome.name} probe-{outcome.next_size}", request))
     if probes:
         return probes
     together = []
     for state in losses:
-        sizes = [(number, end.size) for number, end in state.outcomes.items() if end.size]
+        sizes = [
+            (number, outcome.size) for number, outcome in state.outcomes.items() if outcome.size
+        ]
         if not sizes or state.job.status == "ok":
             continue
         tries = [config.step(number, N) for number, N in sizes]
@@ -262,19 +267,19 @@ def _rows(config: Buckets, state: Progress) -> list[Row]:
     )
     rows = []
     for number, bucket in enumerate(config.buckets, start=1):
-        end = state.outcomes[number]
+        outcome = state.outcomes[number]
         row = Row(
             loss=state.loss,
             bucket=number,
             T=bucket.T,
             U=bucket.U,
             seconds=round((bucket.T + 0.5) * config.seconds, 4),
-            N=end.size,
-            status=end.status,
-            reason=end.reason,
-            peak_mb=end.peak_mb,
-            frames=round(end.size * bucket.frames / bucket.count) if end.size else None,
-            padded_frames=end.size * bucket.T if end.size else None,
+            N=outcome.size,
+            status=outcome.status,
+            reason=outcome.reason,
+            peak_mb=outcome.peak_mb,
+            frames=round(outcome.size * bucket.frames / bucket.count) if outcome.size else None,
+            padded_frames=outcome.size * bucket.T if outcome.size else None,
             utterances_per_second=median(rates[number]) if number in rates else None,
         )
         rows.append(row)

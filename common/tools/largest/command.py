@@ -204,7 +204,7 @@ def is_manifest(shape_file: Path | None) -> bool:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise UserError for a flag that has no effect beside the others."""
+    """Raise UserError for a flag that has no effect beside the others, and for two scopes."""
     refused = partial(refuse, parser(), arguments)
     model = arguments.model or ""
     if model:
@@ -290,22 +290,22 @@ def plan_for_losses(arguments: argparse.Namespace) -> Plan:
     size_setting = "max_frames" if resolved.sort_utterance else "batch_size"
 
     def next_tasks(run: kept.Kept, limit_bytes: int | None) -> list[job.Task]:
-        """Return a task for each loss that is not at its end."""
+        """Return the next task of each loss whose search is not at its end."""
         tasks = []
-        for end in losses.unfinished(config, run):
-            row = find(end.name)
+        for state in losses.unfinished(config, run):
+            row = find(state.name)
             request = losses.Pass(
                 script=row.script,
                 variant=row.variant,
-                pass_name=end.pass_name,
+                pass_name=state.pass_name,
                 memory_limit=arguments.memory_limit,
                 limit_bytes=limit_bytes,
             )
-            name = f"{end.name} {end.pass_name}"
-            if end.pass_name != "correctness":
-                name += f"-{end.next_size}"
-            changes = ((size_setting, end.next_size),)
-            python = pythons[end.name]
+            name = f"{state.name} {state.pass_name}"
+            if state.pass_name != "correctness":
+                name += f"-{state.next_size}"
+            changes = ((size_setting, state.next_size),)
+            python = pythons[state.name]
             tasks.append(job.Task(name, TOOL, as_written(request), changes, python, VARIABLES))
         return tasks
 
@@ -396,7 +396,8 @@ def _utterances(path: Path, bpe_model: Path | None) -> tuple[Any, float]:
 
 
 def _steps(arguments: argparse.Namespace, vocab_size: int, device: str) -> buckets.Steps:
-    """Return what a job is asked of the model that --model names, but the steps and the limit."""
+    """Return the request for a job on the model that --model names, without its loss, tries, rounds
+    and limit in bytes, which each job gets later.  Raises UserError."""
     result = buckets.Steps(
         model=configuration.python_name(arguments.model, Path()),
         arguments={},

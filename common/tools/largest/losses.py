@@ -80,14 +80,17 @@ def outcome(config: Losses, search: Search, kept: Kept) -> Outcome:
 
 
 def unfinished(config: Losses, kept: Kept) -> list[Outcome]:
-    """Return the losses that are not at their end, those first whose correctness is not known."""
-    outcomes = [outcome(config, search, kept) for search in config.losses]
-    active = [end for end in outcomes if end.next_size is not None]
-    return sorted(active, key=lambda end: end.pass_name != "correctness")
+    """Return the states of the losses for which a job is still to come, those first whose
+    correctness is not known."""
+    states = [outcome(config, search, kept) for search in config.losses]
+    active = [state for state in states if state.next_size is not None]
+    return sorted(active, key=lambda state: state.pass_name != "correctness")
 
 
 def answer(kept: Kept) -> Answer:
-    """Return the answer of a run; of a run of losses the table, the largest batch first."""
+    """Return the answer of a run of losses, or of a training.
+
+    The table of losses is ordered by kind, and within a kind the largest batch is first."""
     if kept.header.config["type"] == "training":
         return buckets.answer(kept)
     config = schema.typed(kept.header.config, Losses)

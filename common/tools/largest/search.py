@@ -97,11 +97,12 @@ class Outcome(Struct):
 
     Attributes:
         name: of the search
-        size: the largest that fits; None where none does, or none is known yet
+        size: the largest that fits so far; None where none does, or none is known yet
         tries: the steps at that size; at the smallest size where not even that fits
         next_size: the size to try next; None at the end
         pass_name: what is to be done with that size: "probe", "correctness" or "judge"
-        status: "ok" at the end of a search that found a size, else that of the deciding job
+        status: "ok" at the end of a search that found a size, else that of the deciding job; of a
+            loss also "missing", or "wrong" where the size found was judged so
         reason: of that job; "" where it has none
         limited_by: "memory", "time" or "cap" (the largest size that is allowed); "" before the end
     """

@@ -114,7 +114,8 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
 def planned(config: Pipeline) -> list[job.Task]:
     """Return a task for each stage of each example.
 
-    A task leaves its outputs in the file EXAMPLE-STAGE.pt, which the next stage's task takes."""
+    A task leaves its outputs in a file, which the next stage's task takes: "0-1.pt", by the numbers
+    of example and stage, from 0."""
     tasks = []
     for number, example in enumerate(config.examples):
         taken = None

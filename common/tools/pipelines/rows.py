@@ -262,7 +262,8 @@ def _mean(numbers: Sequence[float]) -> float | None:
 
 
 def total_row(rows: Sequence[Row]) -> Row:
-    """Return the row of all stages, which run one after the other."""
+    """Return the row of all stages, which run one after the other.  A number that a stage lacks is
+    None."""
     numbers: dict[str, float | None] = {}
     for number in NUMBERS:
         of_stages = [getattr(row, number.key) for row in rows]

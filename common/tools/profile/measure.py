@@ -184,7 +184,8 @@ class Profiling:
         ]
 
     def _model(self) -> torch.nn.Module:
-        """Return the model with its loss."""
+        """Return the model with its loss, without dropout unless that is asked for.  Raises
+        UserError."""
         choice = self.choice
         criterion = transducer.Criterion(self.adapter, self.device)
         model: torch.nn.Module
@@ -264,7 +265,8 @@ class Profiling:
         return inputs.features, inputs.lengths, inputs.symbols, inputs.batch, prepared
 
     def step(self, arguments: tuple[Any, ...], open_span: labels.OpenSpan | None = unseen) -> None:
-        """Run forward, backward and the optimizer's step; the gradients stay.
+        """Run forward, backward and the optimizer's step; keep the loss in `self.loss`, and the
+        gradients.
 
         open_span: None for a step without labels.  Raises UserError and OutOfMemory."""
         label_of = self.labels if open_span else {}
@@ -374,7 +376,7 @@ class Profiling:
         return Steps(bare, labelled, list(spans.values()), foreign_cpu)
 
     def _read(self) -> Marks:
-        """Set a mark on the clocks of host and device."""
+        """Return marks on the clocks of host and device, set now."""
         return Marks(time.perf_counter_ns(), self.clock.mark() if self.clock.cuda else None)
 
     def _summed(self, readings: Sequence[labels.Reading]) -> Times:
@@ -388,7 +390,9 @@ class Profiling:
         return Times(host_ns, device_ns)
 
     def trace_memory(self, folder: Path) -> list[rows.Memory]:
-        """Return the memory of each label and phase, from a trace of steps in `folder`."""
+        """Trace steps; return the memory of each label and phase.
+
+        The traces go to `folder`, in place of those that are there."""
         reader.remove(folder)
         active = self.choice.trace_steps
         schedule = {"wait": 0, "warmup": 1, "active": active, "repeat": 1}
