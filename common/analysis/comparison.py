@@ -1,9 +1,10 @@
 """Compare pairs of runs: time, memory and errors, each with a verdict and its reason.
 
 Only runs that measured the same on the same kind of machine are a pair; else an error names what
-differs. Time is judged over rounds, which are paired where both sides ran beside each other. Rounds of
-two separate runs cannot show whether the machine changed between them; the rows whose code did not
-change can (see control.py). All intervals of one comparison hold together with 95% (Bonferroni)."""
+differs. Time is judged over rounds, which are paired where both sides ran beside each other. Rounds
+of two separate runs cannot show whether the machine changed between them; the rows whose code did
+not change can (see control.py). All intervals of one comparison hold together with 95%
+(Bonferroni)."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ from rnnt_bench.records import schema, store
 
 #: The process's peak (VmHWM) differs by some percent between two runs of the same code.
 PROCESS_TOLERANCE = 0.1
-#: Errors of rounding vary with the order of a sum. So errors differ only if the larger one is more than
-#: ERROR_FACTOR times the other, and above ERROR_FLOOR, which is well above the rounding of float32.
+#: Errors of rounding vary with the order of a sum. So errors differ only if the larger one is more
+#: than ERROR_FACTOR times the other, and above ERROR_FLOOR, which is well above the rounding of
+#: float32.
 ERROR_FACTOR, ERROR_FLOOR = 10.0, 1e-6
 
 
@@ -124,8 +126,8 @@ def _measure_the_same(run: Row, other: Row) -> bool:
 
 
 def _pairs_of(name: str, before: Sequence[Row], after: Sequence[Row]) -> list[Pair]:
-    """Return the pairs of an implementation's runs that measured the same; [] if a side has no run of
-    it.
+    """Return the pairs of an implementation's runs that measured the same; [] if a side has no run
+    of it.
 
     Raises UserError, which names the differences, where both sides have runs but none fit."""
     before = [run for run in before if run.name == name]
@@ -186,8 +188,9 @@ class MemoryChange(NamedTuple):
 
     Attributes:
         verdict: "less", "more", "same" or "unclear"
-        baseline_mb, new_mb: highest peak over the batches that both have
-        counter: field of the memory record that the peaks are of
+        baseline_mb, new_mb: highest peak of each side over the batches that both have; without such
+            batches, over its own
+        counter: field of the memory record that holds the new side's peak
         batches: number of the batches that both have
     """
 
@@ -307,7 +310,8 @@ OF_MEMORY = {"faster": "less", "slower": "more", "same": "same"}
 
 
 def _memory_change(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
-    """Compare the highest peaks over the batches that both sides have, since these decide what fits."""
+    """Compare the highest peaks over the batches that both sides have, since these decide what
+    fits."""
     before_peaks = pair.baseline.peaks_of(scope)
     after_peaks = pair.new.peaks_of(scope)
     batches = before_peaks.keys() & after_peaks.keys()
@@ -422,8 +426,8 @@ def _changed(pair: Pair) -> list[str]:
 
 
 def regressions(changes: Sequence[Change], allowed: float) -> list[str]:
-    """Return a sentence for each pair whose new run failed, and for each time that is gone or surely
-    grew.
+    """Return a sentence for each pair whose new run failed while its baseline did not, and for each
+    time that is gone or surely grew.
 
     allowed: growth that passes (0.02: 2%)
     """
@@ -446,7 +450,8 @@ def _surely_grew(time: standing.Standing, allowed: float) -> bool:
 
 
 def undecided(changes: Sequence[Change], allowed: float) -> list[str]:
-    """Return a sentence for each time that may have grown by more than is allowed, though not surely.
+    """Return a sentence for each time that may have grown by more than is allowed, though not
+    surely.
 
     allowed: growth that passes (0.02: 2%)
     """
@@ -460,12 +465,15 @@ def undecided(changes: Sequence[Change], allowed: float) -> list[str]:
 
 
 def _why_undecided(time: standing.Standing, allowed: float) -> str:
-    """Return why a time may have grown by more than is allowed; "" where it surely did, or did not."""
+    """Return why a time may have grown by more than is allowed; "" where it surely did, or did
+    not."""
     if time.ratio is None or _surely_grew(time, allowed):
         return ""
     if time.high is None:
         return time.doubt or time.reason
-    # A difference within the limit need not be explained, by the machine's day or by a drift.
+    # Times within the limit are decided: it does not matter then whether a drift or the machine's
+    # day ("uncontrolled") made their difference. Other doubts that withhold a verdict leave them
+    # open.
     if any(doubt.withholds and doubt.kind != "uncontrolled" for doubt in time.doubts):
         return time.doubt
     if time.high <= 1 + allowed:
@@ -474,8 +482,8 @@ def _why_undecided(time: standing.Standing, allowed: float) -> str:
 
 
 def missing_runs(sides: Sides) -> list[str]:
-    """Return a sentence on the runs that ended well at the baseline and that the new side lacks, in a
-    list; [] where there are none."""
+    """Return a sentence on the runs that ended well at the baseline and that the new side lacks, in
+    a list; [] where there are none."""
     names = list(dict.fromkeys(sides.label(run) for run in sides.gone if run.status == "ok"))
     if not names:
         return []

@@ -1,10 +1,11 @@
 """Judge two separate runs with a control: the rows whose code did not change between them.
 
-Between two runs the time of a row moves for three reasons: its code changed, the machine's day (clock,
-memory) moved all rows, and the day moved this row alone. Rows of the same package, version and torch
-show the last two. So the ratio of a changed row is divided by theirs, and its interval is as wide as
-theirs differ from each other. An unchanged row is judged over the other unchanged ones. With fewer than
-ratios.FEWEST_CONTROLS of them there is no control, and a ratio below doubts.SEPARATE is unclear."""
+Between two runs the time of a row moves for three reasons: its code changed, the machine's day
+(clock, memory) moved all rows, and the day moved this row alone. Rows of the same package, version
+and torch show the last two. So the ratio of a changed row is divided by theirs, and its interval is
+as wide as theirs differ from each other. An unchanged row is judged over the other unchanged ones.
+With fewer than ratios.FEWEST_CONTROLS of them there is no control, and a ratio below
+doubts.SEPARATE is unclear."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ OWN_PACKAGES = ("fused_transducer", "torch")
 def is_unchanged(baseline: Row, row: Row) -> bool:
     """Tell whether two runs are of the same code of one loss, as far as records tell.
 
-    A package is known by its version. A loss of this repository, or one that it does not know, is the
-    same only at one git revision without uncommitted changes."""
+    A package is known by its version. A loss of this repository, or one that it does not know, is
+    the same only at one git revision without uncommitted changes."""
     if (
         baseline.name != row.name
         or _versions(baseline) != _versions(row)
@@ -51,8 +52,8 @@ def standings(
 ) -> list[Standing]:
     """Return how the new row of each pair (baseline, new) stands against its baseline.
 
-    Where the two come from separate runs, the standing has a control: the other rows of these two runs
-    whose code did not change."""
+    Where the two come from separate runs, the standing has a control: the other rows of these two
+    runs whose code did not change."""
     result = [stand(new, baseline, scope, margins) for baseline, new in pairs]
     unchanged = unchanged_by_runs(result)
     for number, standing in enumerate(result):
@@ -64,8 +65,8 @@ def standings(
 
 
 def unchanged_by_runs(compared: Sequence[Standing]) -> dict[tuple[str, ...], list[Standing]]:
-    """Return key of two separate runs (see `_runs`) -> the standings of their unchanged rows, without
-    those measured beside other load."""
+    """Return key of two separate runs (see `_runs`) -> the standings of their unchanged rows,
+    without those measured beside other load."""
     return text.gathered(
         (_runs(standing), standing)
         for standing in compared

@@ -1,5 +1,5 @@
-"""Find the doubts about numbers: about those of a row, about the ratio of two rows, and about the two
-sides of a comparison.
+"""Find the doubts about numbers: about those of a row, about the ratio of two rows, and about the
+two sides of a comparison.
 
 A doubt changes no number. Tables mark the number, notes print the doubt's sentence, and no verdict
 rests on a number with a doubt that withholds it.
@@ -28,7 +28,8 @@ MARKED_ERROR = 1e-4
 #: Gradients whose error is more than this many times that of float32 sums are computed in less than
 #: float32.
 COARSE = 10
-#: Python and torch themselves keep a few kilobytes of a step; a loss that keeps more than this leaks.
+#: Python and torch themselves keep a few kilobytes of a step; a loss that keeps more than this
+#: leaks.
 LEAK_MB = 0.05
 #: Advice where samples ran beside other load.
 CALM = "end what else runs and repeat"
@@ -73,7 +74,8 @@ def with_mark(words: str, row: Row, kind: str) -> str:
 
 
 def _about_times(row: Row) -> Iterator[Doubt]:
-    """Yield a doubt if samples ran beside other load: "beside load" if whole rounds did, else "busy"."""
+    """Yield a doubt if samples ran beside other load: "beside load" if whole rounds did, else
+    "busy"."""
     flagged = sum(sample.is_flagged for sample in row.timed)
     if flagged:
         scopes = row.loaded_rounds
@@ -83,8 +85,8 @@ def _about_times(row: Row) -> Iterator[Doubt]:
 
 
 def _about_limits(row: Row) -> Iterator[Doubt]:
-    """Yield a doubt about the time that the device needs at least: where a row is faster than that, or
-    where it was measured beside other load."""
+    """Yield a doubt about the device's limit, the least time that it needs: where a row is faster
+    than that, or where the limits were measured beside other load."""
     limits_beside_load = all(line.flags for line in row.limits)
     above = [scope for scope, percent in row.limit_percent.items() if percent > 100]
     if above:
@@ -100,8 +102,8 @@ def _about_limits(row: Row) -> Iterator[Doubt]:
 
 
 def _about_errors(row: Row) -> Iterator[Doubt]:
-    """Yield the doubts that the correctness pass leaves: errors that tell of low precision, and inputs
-    that a loss gets wrong."""
+    """Yield the doubts that the correctness pass leaves: errors that tell of low precision, and
+    inputs that a loss gets wrong."""
     checked = row.checked
     at_size = checked.at_size
     if row.imprecise:
@@ -153,8 +155,8 @@ def _about_memory(row: Row) -> Iterator[Doubt]:
 
 
 def _about_process(row: Row) -> Iterator[Doubt]:
-    """Yield the doubts about what a loss does to its process: settings that it changes, memory that it
-    keeps."""
+    """Yield the doubts about what a loss does to its process: settings that it changes, memory that
+    it keeps."""
     changed = sorted({name for line in row.lines_of(schema.Stop) for name in line.changed})
     if changed:
         words = f"changes {', '.join(changed)} of its process: its times are of other settings"
@@ -186,8 +188,8 @@ def _about_traces(row: Row) -> Iterator[Doubt]:
 def _kept_mb(row: Row) -> float:
     """Return how much more memory in MB a loss keeps after each step.
 
-    It is the least over the rounds, since what other code keeps adds to some of them; of two scopes it
-    is the larger."""
+    It is the least over the rounds, since what other code keeps adds to some of them; of two scopes
+    it is the larger."""
     by_scope = text.gathered(
         (line.scope, line.leaked_bytes / text.MB)
         for line in row.lines_of(schema.Stop)
@@ -197,8 +199,8 @@ def _kept_mb(row: Row) -> float:
 
 
 def beside_load(rows: Sequence[Row]) -> str:
-    """Return a line on the rows with rounds that ran beside other load, and what to do; "" where there
-    are none: "18 of 18 samples ran beside other load: a; their times are too long ..."."""
+    """Return a line on the rows with rounds that ran beside other load, and what to do; "" where
+    there are none: "18 of 18 samples ran beside other load: a; their times are too long ..."."""
     loaded = [row for row in rows if row.loaded_rounds]
     if not loaded:
         return ""
@@ -219,8 +221,8 @@ def beside_load(rows: Sequence[Row]) -> str:
 
 
 def about_ratio(evidence: Evidence) -> list[Doubt]:
-    """Return why a difference of two rows cannot be believed, whatever its interval is; messages print
-    the first doubt alone."""
+    """Return why a difference of two rows cannot be believed, whatever its interval is; messages
+    print the first doubt alone."""
     ratio = evidence.ratio
     result = []
     if evidence.beside_load:
@@ -288,8 +290,8 @@ def is_busy(evidence: Evidence) -> bool:
 
 
 def about_sides(baseline: Row, new: Row) -> Iterator[Doubt]:
-    """Yield a doubt for each side that did not end well; of two different losses, also for each that is
-    not exact."""
+    """Yield a doubt for each side that did not end well; of two different losses, also for each
+    that is not exact."""
     for side, row in (("baseline", baseline), ("new", new)):
         if row.status != "ok":
             yield Doubt("status", f"the {side} run is {row.status}: {row.reason}")

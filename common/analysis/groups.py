@@ -1,8 +1,8 @@
-"""Group rows that measured the same, order and label them, and head each group with what its rows have
-in common.
+"""Group rows that measured the same, order and label them, and head each group with what its rows
+have in common.
 
-Rows measured the same if their settings, machine and shape file agree. What a row does not know sets
-it apart from no other."""
+Rows measured the same if their settings, machine and shape file agree. What a row does not know
+sets it apart from no other."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ def collect(rows: Sequence[Row]) -> list[Group]:
 
 
 def label(rows: Sequence[Row]) -> None:
-    """Set the label of each row of a group: its name, with the folder where others have that name, and
-    a number where that is not enough."""
+    """Set the label of each row of a group: its name, with the folder where other rows have that
+    name.
+
+    A long label is cut. A number follows where two labels would be the same."""
     names = [text.plain(row.name) or "(no name)" for row in rows]
     labels: list[str] = []
     for row, name in zip(rows, names):
@@ -55,7 +57,8 @@ NOT_PARTING = {key for key, setting in settings.SETTINGS.items() if not setting.
 
 
 def groups(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return the rows of each configuration as a list, sorted by `rank`, with their standings set.
+    """Return the rows of each configuration as a list, sorted by `rank`. Set their standings and
+    `other_torch`.
 
     The groups are in the order of `rows`; those without records of this suite come last."""
 
@@ -101,14 +104,15 @@ TITLES = {
 
 
 def kind_title(row: Row) -> str:
-    """Return the title of a row's kind: "exact", or "exact, under torch 1.13.1" where most rows have
-    another torch."""
+    """Return the title of a row's kind: "exact", or "exact, under torch 1.13.1" where most rows
+    have another torch."""
     title = TITLES.get(row.kind or "", "")
     return f"{title}, {row.other_torch}" if title and row.other_torch else title
 
 
 def rank(row: Row) -> tuple[Any, ...]:
-    """Return the sort key of a row: its kind, then its step's time over the fastest, then its times.
+    """Return the sort key of a row: its kind, then its step's time over the fastest, then its
+    times.
 
     An approximation that is faster is not the faster loss, so the kind comes first."""
     numbers = (
@@ -152,8 +156,8 @@ def heading(group: Sequence[Row]) -> str:
 
 
 def _tuned_variables(group: Sequence[Row]) -> list[str]:
-    """Return the environment variables that any row had otherwise than usual, as "KEY=value"; without
-    rows of another torch, since the title above these tells it."""
+    """Return the environment variables that any row had otherwise than usual, as "KEY=value";
+    without rows of another torch, since the title above these tells it."""
     variables = {
         f"{key}={text.without_folders(value)}"
         for row in group
@@ -199,8 +203,8 @@ def differences(first: Row, other: Row) -> list[str]:
 
 
 def _other_batches(first: Row, other: Row) -> list[str]:
-    """Return ["batches ... / ..."] if two runs have no batch in common, or one index with other cells;
-    else [].
+    """Return ["batches ... / ..."] if two runs have no batch in common, or one index with other
+    cells; else [].
 
     Only one run may have had the time for further rounds, which add batches of their own."""
     mine = {batch.index: (batch.useful_cells, batch.padded_cells) for batch in first.batches}
@@ -219,7 +223,8 @@ def _batches(row: Row) -> str:
 
 
 def grouped(items: Iterable[Item], fits: Callable[[list[Item], Item], bool]) -> list[list[Item]]:
-    """Return the items in groups: each item joins the first group that it fits, or begins a new one."""
+    """Return the items in groups: each item joins the first group that it fits, or begins a new
+    one."""
     result: list[list[Item]] = []
     for item in items:
         for group in result:
@@ -243,6 +248,7 @@ def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> lis
     """Return the newest row of each configuration, in the order of `rows`.
 
     Sets its `earlier` rows, and its `stopped` ones: those that began later and measured nothing.
+    Warns of a run that hides earlier ones and began in the future.
 
     same: tells whether two rows are of one configuration
     """
@@ -284,13 +290,15 @@ class Sweep:
         return text.plain(f"sweep over {' x '.join(axes)}; {heading(shared)}")
 
     def cells(self) -> list[tuple[Mapping[str, Any], list[Row]]]:
-        """Return (swept setting -> its value there, rows) of each cell, in the order of the rows."""
+        """Return (swept setting -> its value there, rows) of each cell, in the order of the
+        rows."""
         by_cell = text.gathered((_cell_index(row, self.grid), row) for row in self.rows)
         return [(rows[0].header.values, rows) for rows in by_cell.values()]
 
 
 def sweeps(rows: Sequence[Row]) -> list[Sweep]:
-    """Return the sweeps that rows with swept settings belong to.
+    """Return the sweeps that rows with swept settings belong to. Set the standings and labels of
+    the rows, cell by cell.
 
     Rows of one sweep vary the same settings, and agree in all others and in their machine."""
 

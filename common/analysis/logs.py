@@ -26,12 +26,12 @@ OLD_SEARCH = "find_largest"
 
 
 class Log:
-    """Hold the rows of log folders.
+    """Hold the rows of log folders, and set their looks.
 
     Attributes:
         all_rows: all of them
-        rows: of ordinary runs, and of traces without records
-        swept: of the cells of sweeps
+        rows: those of ordinary runs, and of traces without records
+        swept: those of the cells of sweeps
     """
 
     def __init__(self, all_rows: Sequence[Row]) -> None:
@@ -48,7 +48,8 @@ class Log:
         return not self.all_rows or any(not row.unreadable for row in self.all_rows)
 
     def newest(self) -> Log:
-        """Return the log with only the newest run of each implementation and configuration."""
+        """Return the log with only the newest run of each implementation and configuration. Set
+        the `earlier` and `stopped` rows of each."""
 
         def same_run(row: Row, other: Row) -> bool:
             if (row.name, row.header.values) != (other.name, other.header.values):
@@ -74,7 +75,8 @@ class Log:
 
 
 def read(paths: Sequence[Any] = (), all_runs: bool = False, traces: bool = True) -> Log:
-    """Return the rows of the runs and traces at or under some paths.
+    """Return the rows of the runs and traces at or under some paths. Of several paths, warn of the
+    runs at one that newer runs at another hide.
 
     Args:
         paths: folders, traces or results.jsonl files; none for ``log``, which need not exist
@@ -142,8 +144,8 @@ def _folders(paths: Sequence[Any]) -> dict[Path, list[Path]]:
 
 
 def run_folders(top: Path) -> Iterator[Path]:
-    """Yield the folders at or under `top` that hold records of a run or traces, then those that this
-    user may not read."""
+    """Yield the folders at or under `top` that hold records of a run or traces, then those that
+    this user may not read. Warn of sweeps in the file of older versions, which are left out."""
     forbidden: list[Path] = []
 
     def note(error: OSError) -> None:
@@ -168,6 +170,9 @@ def run_folders(top: Path) -> Iterator[Path]:
 
 def _rows_of(folder: Path, asked: list[Path], traces: bool) -> list[Row]:
     """Return the rows of a folder: one of its records, or one for each worker that left traces.
+
+    A folder that cannot be read has one row, which says why. A search of an older version has none,
+    and a warning.
 
     Args:
         asked: the traces to read, which stand in place of the records; [] for records, or else all

@@ -43,8 +43,8 @@ def described(machine: Machine) -> str:
 
 
 def machine_of(row: Row) -> str:
-    """Return the machine of a row as "AMD EPYC (family 26, model 2, AVX-512), 2 cores"; where records
-    have a name alone, with the rates of the run behind it."""
+    """Return the machine of a row as "AMD EPYC (family 26, model 2, AVX-512), 2 cores"; where
+    records have a name alone, with the rates of the run behind it."""
     machine = row.header.machine
     measured = rates(row)
     if measured and not is_known(machine):

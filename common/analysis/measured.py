@@ -45,7 +45,8 @@ def row_of(records: Sequence[schema.Line], folder: Path, traces: bool = True) ->
     row.repeated = store.repeated(records)
     row.peaks_mb = _peaks(row.lines_of(schema.Memory))
     row.limits = [line for line in records if isinstance(line, schema.Limits)]
-    # Records without streams are of products on one thread, which tell only whether torch's are slow.
+    # Records without streams are of products on one thread, which tell only whether torch's are
+    # slow.
     with_all_threads = [line for line in row.limits if line.streams]
     row.rates = times.device_rates(with_all_threads, row.environment.mkl_as_intel)
     row.limit_percent = times.limit_percent(
@@ -100,7 +101,8 @@ def _is_right(line: schema.Correctness) -> bool:
 
 
 def _status_of_jobs(jobs: Jobs, header: schema.Header) -> tuple[str, str]:
-    """Return (status, reason) of the worst job; "interrupted" also where planned jobs are missing."""
+    """Return (status, reason) of the worst job; "interrupted" also where planned jobs are
+    missing."""
     # No table needs the traces, so a run that was stopped at them is whole. A control is there for
     # its times, so it is whole without its memory too.
     dispensable = {"trace", "memory"} if "@" in header.name else {"trace"}
@@ -128,8 +130,8 @@ def _status_of_jobs(jobs: Jobs, header: schema.Header) -> tuple[str, str]:
 
 
 def _absent_passes(header: schema.Header, done: Mapping[str, int]) -> dict[str, str]:
-    """Return the passes with fewer jobs than planned, and what is missing of each, as {"timing": "2 of
-    5 timing rounds"}.
+    """Return the passes with fewer jobs than planned, and what is missing of each, as {"timing": "2
+    of 5 timing rounds"}.
 
     done: pass -> number of its jobs that ended
     """

@@ -1,7 +1,8 @@
 """List the metrics of a row, each with its title, its unit and the tables that show it.
 
-A metric that names no tables is in those of --details, in the plots of sweeps, and in CSV and JSON under
-its key. TensorBoard shows it under its tag; a metric of sweeps without a tag is metrics/KEY there."""
+A metric that names no tables is in those of --details, in the plots of sweeps, and in CSV and JSON
+under its key. TensorBoard shows a metric under its tag; one that has no tag, but is in the plots of
+sweeps, is metrics/KEY there."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ class Metric(NamedTuple):
         value: returns the number or text of a row, by which columns are sorted
         words: returns the text of a row's cell; None to show the value
         tables: names of the tables that show it: "answer" is the screen, "answer-sweep" that of a
-            sweep, "results" and "sweep" are --details, "page" the report, "readme" README's; "csv" is
-            CSV, JSON and data frames, "plot" a plot of every sweep
+            sweep, "results" and "sweep" are --details, "page" the report, "readme" README's; "csv"
+            is CSV, JSON and data frames, "plot" a plot of every sweep
         room: where a screen is too narrow for all columns, those with the smallest numbers stay
         better: "lower", "higher" or ""
         numeric: whether the value is a number, which is aligned to the right
@@ -107,8 +108,8 @@ def cells(metrics: Sequence[Metric], row: Any) -> dict[str, Cell]:
 
 
 def at(path: str) -> Callable[[Any], Any]:
-    """Return a function of a row that follows a path of attributes or keys, such as "step.ms.median". It
-    returns None where a part is missing."""
+    """Return a function of a row that follows a path of attributes or keys, such as
+    "step.ms.median". It returns None where a part is missing."""
 
     def value(row: Any) -> Any:
         for key in path.split("."):
@@ -119,8 +120,8 @@ def at(path: str) -> Callable[[Any], Any]:
 
 
 def _marked_error(row: Row) -> str:
-    """Return the gradient's error: "2.0e-06", "1.3e-03 !" if it is large, "1.3e-03 < float32" if the
-    loss computes in less than float32."""
+    """Return the gradient's error: "2.0e-06", "1.3e-03 !" if it is large, "1.3e-03 < float32" if
+    the loss computes in less than float32."""
     error = text.error(row.errors.gradient)
     if "coarse" in doubts.kinds(row):
         return f"{error} < float32"
@@ -128,7 +129,8 @@ def _marked_error(row: Row) -> str:
 
 
 def _percent(row: Row, scope: str) -> float | None:
-    """Return the device's limit in percent of a row's time; None above 100, where the limit is wrong."""
+    """Return the device's limit in percent of a row's time; None above 100, where the limit is
+    wrong."""
     percent = row.limit_percent.get(scope)
     return None if percent is None or percent > 100 else percent
 
@@ -139,8 +141,8 @@ def _percent_words(row: Row, scope: str) -> str:
 
 
 def _batch_spread(row: Row, scope: str) -> float | None:
-    """Return half of the distance between the 20th and 80th percentile of the batches' median times, in
-    percent of their mean; None of one batch."""
+    """Return half of the distance between the 20th and 80th percentile of the batches' median
+    times, in percent of their mean; None of one batch."""
     batches = text.gathered(
         (batch, ms)
         for medians in row.times_of(scope).medians.values()
@@ -179,7 +181,8 @@ def _over_fastest(row: Row) -> str:
 
 
 def _verdict(row: Row) -> str | None:
-    """Return the verdict on a row, "one round" where that makes it unclear; None if it is not ranked."""
+    """Return the verdict on a row, "one round" where that makes it unclear; None if it is not
+    ranked."""
     standing = row.against_fastest
     if standing is None:
         return None
@@ -188,8 +191,8 @@ def _verdict(row: Row) -> str | None:
 
 
 def _verdict_words(row: Row) -> str:
-    """Return the verdict, or "-"; that of the fastest row with a mark if it is faster than the device's
-    limit allows."""
+    """Return the verdict, or "-"; that of the fastest row with a mark if it is faster than the
+    device's limit allows."""
     word = _verdict(row) or "-"
     return doubts.with_mark(word, row, "above limit") if word == "fastest" else word
 
@@ -506,7 +509,8 @@ def columns(table: str, rows: Sequence[Row]) -> list[Metric]:
     """Return the columns of a table that tell something of these rows: those with a value, and the
     status if one is not "ok".
 
-    Tables of --details also have columns without values, but for the metrics of the plots of sweeps."""
+    Tables of --details have all their columns, with or without values; only a metric that is also
+    in the plots of sweeps needs a value there too."""
 
     def tells(metric: Metric) -> bool:
         if table in DETAILS.split() and not metric.is_in("plot"):
@@ -519,8 +523,8 @@ def columns(table: str, rows: Sequence[Row]) -> list[Metric]:
 
 
 def differing(rows: Sequence[Row]) -> list[str]:
-    """Return the names of the settings whose known values differ between rows, without those that are
-    columns of CSV anyway."""
+    """Return the names of the settings whose known values differ between rows, without those that
+    are columns of CSV anyway."""
     items = (item for row in rows for item in row.configuration.items())
     by_key = text.gathered((key, value) for key, value in items if value is not None)
     differ = [key for key, column in by_key.items() if any(value != column[0] for value in column)]
@@ -540,8 +544,8 @@ def plain(row: Row, further: Sequence[str] = ()) -> schema.Record:
 
 
 def exported(row: Row, further: Sequence[str] = ()) -> schema.Record:
-    """Return a row as JSON has it: the values of CSV, then those that have parts, in ms and MB (2**20
-    bytes).
+    """Return a row as JSON has it: the values of CSV, then those that have parts, in ms and MB
+    (2**20 bytes).
 
     further: names of other settings to add, such as those of `differing`
     """

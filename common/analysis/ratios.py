@@ -33,7 +33,8 @@ FEWEST_BATCHES = 10
 
 
 class Padding(NamedTuple):
-    """Hold x = -log(useful cells / padded cells): of each batch, and its mean over the whole file."""
+    """Hold x = -log(useful cells / padded cells): of each batch, and its mean over the whole
+    file."""
 
     of_batch: Mapping[Any, float]
     mean: float
@@ -56,7 +57,8 @@ class Ratio(NamedTuple):
         error: standard error of the ratio's logarithm; None where the rounds are too few for one
         freedom: degrees of freedom of the error
         of_file: whether it is the ratio over all batches of the shape file
-        least, most: range over the measured batches, of rounds that have batches of their own
+        least, most: range of the ratio over the measured batches, where rounds have batches of
+            their own; else None
     """
 
     ratio: float
@@ -81,7 +83,8 @@ class Factor(NamedTuple):
 
     @classmethod
     def around(cls, logarithm: float, half: float) -> Factor:
-        """Return the factor with this logarithm. half: of the interval of the logarithm."""
+        """Return the factor with this logarithm. half: half the width of the logarithm's
+        interval."""
         return cls(math.exp(logarithm), math.exp(logarithm - half), math.exp(logarithm + half))
 
 
@@ -130,14 +133,14 @@ def ratio(
     confidence: float = 0.95,
     padding: Padding | None = None,
 ) -> tuple[Ratio | None, bool]:
-    """Return (ratio of new to baseline, whether rounds are paired); None where no batch is on both
-    sides.
+    """Return (ratio of new to baseline, whether rounds are paired); the ratio is None where no
+    batch is on both sides.
 
     Args:
         together: whether both were measured in one run, round by round
         confidence: of the interval
-        padding: makes the ratio one over all batches of the file, where rounds have batches of their
-            own; None where it is not known
+        padding: makes the ratio one over all batches of the file, where rounds have batches of
+            their own; None where it is not known
     """
     if have_own_batches(baseline) or have_own_batches(new):
         return own_batches_ratio(baseline, new, confidence, padding), together
@@ -151,8 +154,8 @@ def without_load(
 ) -> tuple[list[Mapping[Any, Round]], bool]:
     """Return (rounds of each side without those beside other load, whether such rounds are left).
 
-    A round that is left out is left out of all sides, whatever its times are: a choice by times would
-    shift the ratio. Where fewer than FEWEST_ROUNDS would be left on a side, all rounds stay.
+    A round that is left out is left out of all sides, whatever its times are: a choice by times
+    would shift the ratio. Where fewer than FEWEST_ROUNDS would be left on a side, all rounds stay.
 
     Args:
         sides: name of a round -> its times, for each side
@@ -180,11 +183,11 @@ def have_own_batches(rounds: Rounds) -> bool:
 def own_batches_ratio(
     baseline: Rounds, new: Rounds, confidence: float = 0.95, padding: Padding | None = None
 ) -> Ratio | None:
-    """Return new / baseline over rounds that have batches of their own, the same on both sides; None
-    where no round has a batch on both.
+    """Return new / baseline over rounds that have batches of their own, the same on both sides;
+    None where no round has a batch on both.
 
-    With enough rounds and batches and known padding it is the ratio over all batches of the file. Else
-    it is that of the measured batches, with an interval over rounds."""
+    With enough rounds and batches and known padding it is the ratio over all batches of the file.
+    Else it is that of the measured batches, with an interval over rounds."""
     shared = {
         name: [batch for batch in batches if batch in new.get(name, ())]
         for name, batches in baseline.items()
@@ -272,9 +275,10 @@ NO_SHARE = 1e-9
 def _cluster_variance(pairs: Sequence[Pair], x: float, line: Line, count: int) -> float:
     """Return what the pairs of one round add to the variance of the line's y at `x`.
 
-    This y is a weighted sum of the y of all `count` pairs. A round adds the square of the weighted sum
-    of its residuals. It pulls the line towards itself, so its residuals come out too small; the square
-    is divided by the share of its variance that the line leaves (Bell and McCaffrey 2002)."""
+    This y is a weighted sum of the y of all `count` pairs. A round adds the square of the weighted
+    sum of its residuals. It pulls the line towards itself, so its residuals come out too small; the
+    square is divided by the share of its variance that the line leaves (Bell and McCaffrey 2002),
+    unless the line leaves nothing."""
     distances = [pair.x - line.x for pair in pairs]
     weights = [1 / count + (x - line.x) * distance / line.squares for distance in distances]
     residual = math.fsum(weight * line.residual(pair) for weight, pair in zip(weights, pairs))
@@ -293,8 +297,8 @@ def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Rat
     """Return new / baseline of rounds whose two processes ran one after the other, so that other
     load met both; None without a common batch.
 
-    It is over the rounds on both sides, and the batches that both have in every such round. A mean that
-    skips the batches where one side failed would flatter that side."""
+    It is over the rounds on both sides, and the batches that both have in every such round. A mean
+    that skips the batches where one side failed would flatter that side."""
     rounds = [name for name in baseline if name in new]
     before, after, batches = _round_times(
         [baseline[name] for name in rounds], [new[name] for name in rounds]
@@ -311,8 +315,8 @@ def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -
     """Return new / baseline of two runs whose rounds all have the same batches, by Welch's t on the
     logarithms of the rounds' times; None without a common batch.
 
-    What changes for a whole run (other load, another clock) is in the ratio but not in its interval;
-    `over_control` takes it out."""
+    What changes for a whole run (other load, another clock) is in the ratio but not in its
+    interval; `over_control` takes it out."""
     before, after, batches = _round_times(list(baseline.values()), list(new.values()))
     if not batches:
         return None
@@ -332,8 +336,8 @@ def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -
 def _round_times(
     baseline: Sequence[Batches], new: Sequence[Batches]
 ) -> tuple[list[float], list[float], int]:
-    """Return (baseline, new, batches): the mean time of each round over the batches that all rounds of
-    both sides have, and the number of these batches; 0 without any."""
+    """Return (baseline, new, batches): the mean time of each round over the batches that all rounds
+    of both sides have, and the number of these batches; ([], [], 0) without any."""
     if not baseline or not new:
         return [], [], 0
     batches = set.intersection(*map(set, [*baseline, *new]))
@@ -349,7 +353,8 @@ FEWEST_ROUNDS_OF_A_DRIFT = 4
 
 
 def drift(by_round: Sequence[float], confidence: float = 0.95) -> Factor | None:
-    """Return by what factor a ratio changes from the first round to the last; None of too few rounds.
+    """Return by what factor a ratio changes from the first round to the last; None of too few
+    rounds.
 
     A line through the logarithms of the rounds' ratios tells; its slope's Student's t gives the
     interval."""
@@ -364,7 +369,8 @@ def drift(by_round: Sequence[float], confidence: float = 0.95) -> Factor | None:
     return Factor.around(steps * line.slope, steps * half)
 
 
-#: From fewer unchanged rows one cannot see how much rows differ in what the machine's day does to them.
+#: From fewer unchanged rows one cannot see how much rows differ in what the machine's day does to
+#: them.
 FEWEST_CONTROLS = 3
 
 
@@ -405,8 +411,8 @@ class Control(NamedTuple):
 
 
 def control(unchanged: Sequence[Ratio]) -> Control | None:
-    """Return the control from the ratios of unchanged rows; None if fewer than FEWEST_CONTROLS of them
-    have an interval."""
+    """Return the control from the ratios of unchanged rows; None if fewer than FEWEST_CONTROLS of
+    them have an interval."""
     errors = [ratio.error for ratio in unchanged if ratio.error is not None]
     if len(errors) < FEWEST_CONTROLS:
         return None
@@ -418,12 +424,13 @@ def control(unchanged: Sequence[Ratio]) -> Control | None:
 
 
 def over_control(ratio: Ratio, control: Control, confidence: float) -> Ratio:
-    """Return the ratio of a row of two separate runs, divided by that of the unchanged rows.
+    """Return the ratio of a row of two separate runs, divided by that of the unchanged rows. One that
+    has no interval gets none here.
 
     Three variances add up. The first is that between rows, a random effect of each row and run. The
-    second is that of the unchanged rows' mean. The third is what the rounds of this row scatter more
-    than theirs.
-    The degrees of freedom are those of a sum of variances (Satterthwaite 1946)."""
+    second is that of the unchanged rows' mean. The third is what the rounds of this row scatter
+    more than theirs. The degrees of freedom are those of a sum of variances (Satterthwaite
+    1946)."""
     if ratio.error is None:
         return ratio._replace(ratio=ratio.ratio / math.exp(control.center))
     row_variance = control.spread * (1 + 1 / control.rows)
@@ -439,7 +446,8 @@ def over_control(ratio: Ratio, control: Control, confidence: float) -> Ratio:
 
 
 class Margins(NamedTuple):
-    """Hold the largest change that does not count (0.02: 2%), and the confidence of each interval."""
+    """Hold the largest change that does not count (0.02: 2%), and the confidence of each
+    interval."""
 
     tolerance: float = TOLERANCE
     confidence: float = CONFIDENCE
@@ -454,7 +462,8 @@ class Evidence:
         ratio: None for the baseline itself, and where the two have no batch or round in common
         paired: whether their rounds ran beside each other
         beside_load: whether too few rounds are without other load for a verdict
-        control: of the same two separate runs; None in one run, or of too few unchanged rows
+        control: how unchanged rows moved between the same two separate runs; None if the two rows
+            are of one run, or too few rows are unchanged
         rounds: number of rounds of the baseline and of the new side
         busy: shares of the samples of the baseline and of the new side that ran beside other load
     """

@@ -1,5 +1,5 @@
-"""Define the row: all that one run of one implementation measured, with its label and look for tables,
-plots and the report."""
+"""Define the row: all that one run of one implementation measured, with its label and look for
+tables, plots and the report."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ SCOPES = settings.SCOPES[::-1]
 COUNTERS = ("device_allocated", "device_reserved", "device_used", "torch_allocated", "process")
 #: The counters that give the peak: the first of these that was measured.
 PEAKS = ("device_allocated", "torch_allocated", "process")
-#: Name of a setting, or "device", "cores" and the like -> its value; None: it is not known, or has no
-#: effect.
+#: Name of a setting, or "device", "cores" and the like -> its value; None: it is not known, or has
+#: no effect.
 Configuration = dict[str, Any]
 Record = TypeVar("Record", bound=JobLine)
 
 
-#: The peak of the process (on CUDA of the device) counts if it is above this many times that of torch's
-#: allocator: then a loss takes memory that the allocator does not see. Compiled losses are within 1.02
-#: times.
+#: The peak of the process (on CUDA of the device) counts if it is above this many times that of
+#: torch's allocator: then a loss takes memory that the allocator does not see. Compiled losses are
+#: within 1.02 times.
 BEYOND = 1.1
 
 
@@ -85,7 +85,7 @@ class Row:
         others_cpu: share of the CPUs that other processes took
         repeated: round -> how often it was measured again
         peaks_mb: scope -> counter -> batch -> peak in MB
-        rates: how fast the device is
+        rates: how fast the device is; from another row of its run where its own records do not tell
         limit_percent: scope -> percent of the measured time that the device needs at least
         configuration: its settings, and its machine
         against_fastest: Standing against the fastest row, by the step or else the loss; None where
@@ -98,7 +98,7 @@ class Row:
         earlier: earlier runs with the same settings, the newest first
         stopped: later runs that were stopped before they measured anything
         unreadable: whether nothing of it could be read
-        limits: the records that `rates` are from
+        limits: its ``limits`` records, also those of one thread, which `rates` leaves out
         label: its name, unique in its group
         look: its colour and form in plots
     """
@@ -171,8 +171,8 @@ class Row:
 
     @property
     def trains_exact_model(self) -> bool:
-        """Tell whether it trains the model that exact losses train; a loss on another lattice trains
-        another model."""
+        """Tell whether it trains the model that exact losses train; a loss on another lattice
+        trains another model."""
         return self.is_exact or self.kind in (implementations.BY_UTTERANCE, "pruned")
 
     @property
@@ -192,8 +192,8 @@ class Row:
 
     @property
     def is_comparable(self) -> bool:
-        """Tell whether its times can be compared: it ended well, or it is right and was interrupted,
-        so that its complete rounds count."""
+        """Tell whether its times can be compared: it ended well, or it is right and was
+        interrupted, so that its complete rounds count."""
         return self.status == "ok" or (self.status == "interrupted" and bool(self.checked.ok))
 
     @property
@@ -241,8 +241,8 @@ class Row:
     def peaks_of(self, scope: str) -> dict[str, Peak]:
         """Return batch -> its peak in a scope.
 
-        It is by the first of PEAKS that was measured, or by the counter of the process or device where
-        that is far above torch's allocator."""
+        It is by the first of PEAKS that was measured, or by the counter of the process or device
+        where that is far above torch's allocator."""
         measured = self.peaks_mb.get(scope, {})
         by_counter = {counter: measured.get(counter, {}) for counter in COUNTERS}
         first = next((counter for counter in PEAKS if by_counter[counter]), PEAKS[0])
@@ -256,7 +256,8 @@ class Row:
 
     @property
     def memory_scope(self) -> str:
-        """Return the scope whose memory is shown: the step, or the loss where no step was measured."""
+        """Return the scope whose memory is shown: the step, or the loss where no step was
+        measured."""
         return "step" if self.peaks_mb.get("step") else "loss"
 
     @property
@@ -378,7 +379,8 @@ class Row:
         return sum(sample.is_flagged for sample in samples) / max(len(samples), 1)
 
     def is_beside_load(self, scope: str) -> bool:
-        """Tell whether rounds beside other load count in its times, since too few others are left."""
+        """Tell whether rounds beside other load count in its times, since too few others are
+        left."""
         times = self.times_of(scope)
         _, is_loaded = ratios.without_load([times.medians], times.loaded)
         return is_loaded

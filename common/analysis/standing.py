@@ -1,13 +1,14 @@
-"""Compare the times of two rows: a ratio with its interval, a verdict in a word, and its reason in a
-sentence.
+"""Compare the times of two rows: a ratio with its interval, a verdict in a word, and its reason in
+a sentence.
 
 Tables rank each row against the fastest of its kind, and `compare` judges each new run against its
 baseline; both call `stand`.
 
 Each kind is ranked by itself, since an approximation that is faster is not the faster loss. So are
-losses under another torch than most, since a ratio to them would be that of the torches too. Rows with
-status ok are ranked, and right ones that were interrupted, over their complete rounds. The intervals of
-a kind hold together for all pairs of its rows, since any row could have come out as the fastest.
+losses under another torch than most, since a ratio to them would be that of the torches too. Rows
+with status ok are ranked, and right ones that were interrupted, over their complete rounds. The
+intervals of a kind hold together for all pairs of its rows, since any row could have come out as
+the fastest.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ class Standing(ratios.Evidence):
     def verdict(self) -> str:
         """Return "fastest", "faster", "slower", "same", "unclear" or BESIDE_LOAD.
 
-        "faster" or "slower": the whole interval is beyond the tolerance, and there is no doubt. "same":
-        it is within the tolerance, and no doubt withholds a verdict."""
+        "faster" or "slower": the whole interval is beyond the tolerance, and there is no doubt.
+        "same": it is within the tolerance, and no doubt withholds a verdict."""
         if self.beside_load:
             return BESIDE_LOAD
         if self.is_fastest:
@@ -115,8 +116,8 @@ class Standing(ratios.Evidence):
 
     @property
     def reason(self) -> str:
-        """Return a sentence on the verdict, without its full stop: the difference, then the doubt that
-        decides, or how the interval lies to the tolerance."""
+        """Return a sentence on the verdict, without its full stop: the difference, then the doubt
+        that decides, or how the interval lies to the tolerance."""
         ratio = self.judged
         if ratio is None:
             return self._nothing_to_compare()
@@ -134,8 +135,8 @@ class Standing(ratios.Evidence):
         return self._reason_of_interval(difference, _span(ratio.low, ratio.high))
 
     def _reason_of_interval(self, difference: str, span: str) -> str:
-        """Return how the interval lies to the tolerance, and what would narrow it where the verdict is
-        unclear.
+        """Return how the interval lies to the tolerance, and what would narrow it where the verdict
+        is unclear.
 
         Args:
             difference: "2.1% more time"
@@ -171,7 +172,8 @@ class Standing(ratios.Evidence):
 
     @property
     def both_ms(self) -> tuple[float | None, float | None]:
-        """Return (baseline, row): the mean over the batches that both have of the median time."""
+        """Return the times in ms of (baseline, row): each is the mean of the median times of the
+        batches that both have. (None, None) without a ratio."""
         if self.ratio is None:
             return None, None
         before = _medians(self.baseline, self.scope)
@@ -181,8 +183,8 @@ class Standing(ratios.Evidence):
 
     @property
     def lost(self) -> bool:
-        """Tell whether the baseline has times, but the row, though it ended well and was to be timed,
-        has none."""
+        """Tell whether the baseline has times, but the row, though it ended well and was to be
+        timed, has none."""
         settings = self.row.header.settings
         was_asked = "timing" in (settings.passes or ()) and self.scope in (settings.scopes or ())
         return was_asked and bool(self.rounds[0]) and not self.rounds[1] and self.row.status == "ok"
@@ -246,7 +248,8 @@ def _medians(row: Row, scope: str) -> dict[int, float]:
 
 
 def _span(low: float, high: float) -> str:
-    """Return "+1.0% to +3.2%", or "2.1 to 12.5 times the baseline" where percentages would be long."""
+    """Return "+1.0% to +3.2%", or "2.1 to 12.5 times the baseline" where percentages would be
+    long."""
     if high < 10:
         return f"{low - 1:+.1%} to {high - 1:+.1%}"
     return f"{low:.3g} to {high:.4g} times the baseline"
@@ -297,8 +300,8 @@ def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Stan
 
 
 def standings(rows: Sequence[Row], scope: str) -> list[Standing]:
-    """Return the standings against the fastest row: its own, then the others by their ratio; [] if no
-    row can be compared.
+    """Return the standings against the fastest row: its own, then the others by their ratio; [] if
+    no row can be compared.
 
     The first is `beside_load` where other load may have changed which row is the fastest."""
     timed = [row for row in rows if row.is_comparable and row.times_of(scope).medians]
@@ -340,7 +343,8 @@ class UsedTorch(NamedTuple):
 
 
 def set_apart(rows: Sequence[Row]) -> None:
-    """Set `other_torch` of the rows whose torch, or its path of MKL, is not the one of most losses."""
+    """Set `other_torch` of the rows whose torch, or its path of MKL, is not the one of most
+    losses."""
     measured = [row for row in rows if row.torch and row.is_measured]
     # Rows that were asked for under a condition, such as "fast_rnnt@k2", do not vote.
     voters = [row for row in measured if row.loss == row.name] or measured
@@ -364,8 +368,10 @@ def set_apart(rows: Sequence[Row]) -> None:
 
 
 def rank_times(group: Sequence[Row]) -> None:
-    """Set the standings of the rows of one configuration: `against_fastest` by the step, or by the loss
-    for a row without a step, `loss_against_fastest` and `with_fast_products`."""
+    """Set `other_torch` and the standings of the rows of one configuration.
+
+    The standings are `against_fastest` (by the step, or by the loss for a row without a step),
+    `loss_against_fastest` and `with_fast_products`; None for a row that is not ranked."""
     set_apart(group)
     for row in group:
         row.against_fastest = row.loss_against_fastest = row.with_fast_products = None
@@ -393,8 +399,8 @@ def _compare_controls(group: Sequence[Row]) -> None:
 
 
 def drifts(rows: Sequence[Row]) -> list[tuple[Standing, ratios.Factor]]:
-    """Return the standings whose ratio surely changes along the rounds, each with the factor from the
-    first round to the last. The intervals of all factors hold together."""
+    """Return the standings whose ratio surely changes along the rounds, each with the factor from
+    the first round to the last. The intervals of all factors hold together."""
     ranked = [row.against_fastest for row in rows if row.against_fastest]
     compared = [standing for standing in ranked if standing.paired and standing.by_round]
     confidence = statistics.confidence_of_each(len(compared))

@@ -1,9 +1,9 @@
-"""Summarize the samples of one run: times, stages, rates, rounds beside other load, and the percent of
-limit.
+"""Summarize the samples of one run: times, stages, rates, rounds beside other load, and the percent
+of limit.
 
-The limit is the least time that the device needs for a batch (docs/method.md): for a loss, the bytes
-that it must move over the rate of memory; for a step, the larger of that and the operations of its
-matrix products over the best rate of products.
+The limit is the least time that the device needs for a batch (docs/method.md): for a loss, the
+bytes that it must move over the rate of memory; for a step, the larger of that and the operations
+of its matrix products over the best rate of products.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def rates(
 
 
 def others_cpu(samples: Sequence[schema.Sample]) -> float | None:
-    """Return the share (0 to 1) of the CPUs that other processes took, averaged over the time of the
-    samples; None where no sample has it."""
+    """Return the share (0 to 1) of the CPUs that other processes took, averaged over the time of
+    the samples; None where no sample has it."""
     shares = [
         (sample.total_wall_ns, sample.foreign_cpu)
         for sample in samples
@@ -149,8 +149,8 @@ def device_rates(limits: Sequence[schema.Limits], mkl_as_intel: bool | None = No
 
     Args:
         limits: records of the limits pass
-        mkl_as_intel: whether torch's rate is that of processes in which MKL took its path for Intel's
-            processors (True) or its usual path (False); None: of all processes
+        mkl_as_intel: whether torch's rate is that of processes in which MKL took its path for
+            Intel's processors (True) or its usual path (False); None: of all processes
     """
     memory = [_bytes_per_second(line.streams) for line in limits if line.streams]
     # Records that do not know the path of MKL count for both.
@@ -165,8 +165,8 @@ def device_rates(limits: Sequence[schema.Limits], mkl_as_intel: bool | None = No
 
 
 def _products_per_second(limits: Sequence[schema.Limits], by: str) -> float | None:
-    """Return the most operations per second of the matrix products by "torch" or "loop"; None without
-    any."""
+    """Return the most operations per second of the matrix products by "torch" or "loop"; None
+    without any."""
     rates = [
         # n x n matrices take n^3 multiplications and as many additions
         2e9 * product.n**3 / min(product.ns)
@@ -187,17 +187,17 @@ def _bytes_per_second(streams: Sequence[schema.Stream]) -> float:
     )
 
 
-#: torch's matrix products are slow if their rate is below SLOW of the processor's, and MKL's path for
-#: Intel's processors makes them FASTER times as fast.
+#: torch's matrix products are slow if their rate is below SLOW of the processor's, and MKL's path
+#: for Intel's processors makes them FASTER times as fast.
 SLOW, FASTER = 0.8, 1.2
 
 
 def slow_products(limits: Sequence[schema.Limits]) -> float | None:
-    """Return torch's rate of matrix products over the processor's, if it is slow because of MKL (see
-    SLOW); None if it is not slow, or not known.
+    """Return torch's rate of matrix products over the processor's, if it is slow because of MKL
+    (see SLOW); None if it is not slow, or not known.
 
-    The processor's rate is that of the suite's own loop. On processors that are not Intel's, MKL may
-    not use the widest vectors. A preloaded library makes it take its path for Intel's."""
+    The processor's rate is that of the suite's own loop. On processors that are not Intel's, MKL
+    may not use the widest vectors. A preloaded library makes it take its path for Intel's."""
     # Records with streams are of all threads. Beside other load these wait for each other, so torch
     # would look slow for that reason too.
     one_thread = [line for line in limits if not line.streams]
@@ -237,8 +237,8 @@ def least_work(
         # writes the gradient of every cell that has logits.
         written = reachable if kind == "pruned" else batch.useful_cells
         return itemsize * V * (2 * needed + written), 0.0
-    # A step need not store logits: the inputs (T frames and U + 1 decoder outputs of each utterance),
-    # the weights and the gradients of both move.
+    # A step need not store logits: the inputs (T frames and U + 1 decoder outputs of each
+    # utterance), the weights and the gradients of both move.
     inputs = (batch.frames or 0) + (batch.tokens or 0) + batch.N
     # Three products of 2 H V operations a cell: the logits, and the gradients of input and weight.
     product = 6 * H * V

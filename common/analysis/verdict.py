@@ -1,8 +1,9 @@
-"""Pick the best rows of one configuration (the fastest, the smallest, the fastest approximation), and
-put the picks in sentences.
+"""Pick the best rows of one configuration (the fastest, the smallest, the fastest approximation),
+and put the picks in sentences.
 
-Times are judged as in tables (see standing.py): a loss is surely the fastest when every other under its
-torch is "slower". Memory is measured in one process and has no interval, so a margin decides."""
+Times are judged as in tables (see standing.py): a loss is surely the fastest when every other under
+its torch is "slower". Memory is measured in one process and has no interval, so a margin
+decides."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from rnnt_bench.core.called import command
 from rnnt_bench.present import parts
 from rnnt_bench.setup.interpreters import version_numbers
 
-#: Peaks that differ by less than this share count as equal, since the two ways to measure them differ as
-#: much.
+#: Peaks that differ by less than this share count as equal, since the two ways to measure them
+#: differ as much.
 MEMORY_MARGIN = 0.02
 #: Kinds of exact rows; None is that of traces without records.
 EXACT = ("exact", None)
@@ -37,10 +38,12 @@ class Pick:
         row: the best
         rivals: rows that may be as good, the nearest first
         next: the first rival, or where there is none the best of the other rows
-        factor: the time of `next` over that of `row`; of the smallest row the peak over its peak
+        factor: the time of `next` over that of `row`; where `row` is the smallest, the peak of
+            `next` over that of `row`; None where nothing can be compared
         scope: "step" or "loss", whose times are compared
-        next_ratio: the ratio of these times with its interval; None of peaks
-        next_time: the time of `next` over that of the smallest row
+        next_ratio: the ratio of these times with its interval; None where peaks are compared
+        next_time: where peaks are compared, the time of a step of `next` over that of `row`; else
+            None
         time_over_exact: ratio of an approximation's time to that of the fastest exact row
         peak_over_exact: ratio of an approximation's peak to that of the fastest exact row
         judged: what the conformance matrix says of its loss; None where it says nothing
@@ -70,8 +73,8 @@ class LogitsPick(NamedTuple):
     Attributes:
         loss: the best by the loss alone
         step: the best by the step, which a training pays for
-        best: the answer: `step`, or `loss` where the step leaves open which is the fastest; None where
-            that is unclear too
+        best: the answer: `step`, or `loss` where the step leaves open which is the fastest; None
+            where that is unclear too
     """
 
     loss: Pick
@@ -116,7 +119,8 @@ def with_judgement(pick: Pick | None, folders: Sequence[Path]) -> Pick | None:
 
 
 def fastest(rows: Sequence[Row], kinds: Sequence[str | None] | None = None) -> Pick | None:
-    """Return the fastest row by the step, or by the loss where no step was timed; None without times.
+    """Return the fastest row by the step, or by the loss where no step was timed; None without
+    times.
 
     kinds: those to choose from; None for `ranked_kinds`
     """
@@ -187,8 +191,8 @@ def smallest(rows: Sequence[Row]) -> Pick | None:
 
 
 def ranked_kinds(rows: Sequence[Row]) -> Sequence[str | None]:
-    """Return the kinds that a verdict chooses from: the exact ones, or the lattice of the rows if they
-    have only one and no exact loss."""
+    """Return the kinds that a verdict chooses from: the exact ones, or the lattice of the rows if
+    they have only one and no exact loss."""
     kinds = {row.kind for row in rows if row.is_comparable and not row.other_torch}
     lattices = kinds.intersection(implementations.LATTICES)
     return EXACT if kinds.intersection(EXACT) or len(lattices) != 1 else tuple(lattices)
@@ -217,8 +221,8 @@ LOGITS = {
 
 
 class Measure(NamedTuple):
-    """Hold what rows are compared by.  shown: returns a row's value as text; noun: names the value, as
-    "the time"."""
+    """Hold what rows are compared by.  shown: returns a row's value as text; noun: names the value,
+    as "the time"."""
 
     shown: Callable[[Row], str]
     noun: str
@@ -245,7 +249,8 @@ def linked(row: Row, measure: Measure) -> parts.Link:
 
 
 def headline(pick: Pick, small: Pick | None = None) -> str:
-    """Return the advice in one sentence: "Use k2: 2.1x faster (2.0 to 2.2) than the next exact loss".
+    """Return the advice in one sentence, "Use k2: 2.1x faster (2.0 to 2.2) than the next exact
+    loss", or why there is none.
 
     Args:
         pick: the fastest
@@ -265,8 +270,8 @@ def headline(pick: Pick, small: Pick | None = None) -> str:
 
 
 def _headline_memory(pick: Pick, small: Pick) -> str:
-    """Return how the peak of the fastest row stands to that of the smallest, as the end of a sentence;
-    "" where it is about as small, or not known."""
+    """Return how the peak of the fastest row stands to that of the smallest, as the end of a
+    sentence; "" where it is about as small, or not known."""
     row = pick.row
     if row is small.row:
         if not small.sure or small.next is None:
@@ -314,8 +319,8 @@ def against_next(pick: Pick, measure: Measure) -> Sentence:
         behind += f" and {text.number(pick.next_time, 2)}x the time"
     if pick.sure:
         return [best, f"; next is {behind}"]
-    others = len(pick.rivals) - 1
-    verb = f"and {others} more are" if others > 0 else "is"
+    further = len(pick.rivals) - 1
+    verb = f"and {further} more are" if further > 0 else "is"
     advice = ""
     if pick.next_ratio and not span:
         advice = "; one round gives no interval: use --rounds 3 or more"
@@ -335,11 +340,11 @@ def answer(pick: Pick, measure: Measure) -> Sentence:
 
 
 def products_answer(pick: Pick, rows: Sequence[Row]) -> str:
-    """Return how much of the nearest loss's ratio comes from torch's slow products; "" where no controls
-    measured it.
+    """Return how much of the nearest loss's ratio comes from torch's slow products; "" where no
+    controls measured it.
 
-    "optimized_transducer: 3.3x here, of which 1.9x are torch's slow products on this CPU; 1.7x without
-    them (1.6 to 1.8)"
+    "optimized_transducer: 3.3x here, of which 1.9x are torch's slow products on this CPU; 1.7x
+    without them (1.6 to 1.8)"
 
     pick: the fastest of `rows`
     """
@@ -382,8 +387,8 @@ def logits_answer(picks: LogitsPick) -> Sentence:
 
 
 def approximate_answer(pick: Pick) -> Sentence:
-    """Return "k2-pruned, 0.5x the time and 0.1x the peak of the fastest exact loss; its loss is off by
-    3%", as far as that is known."""
+    """Return "k2-pruned, 0.5x the time and 0.1x the peak of the fastest exact loss; its loss is off
+    by 3%", as far as that is known."""
     if pick.withheld:
         return [pick.withheld]
     ratios = []
@@ -401,8 +406,8 @@ def approximate_answer(pick: Pick) -> Sentence:
 
 
 def accuracy(row: Row) -> str:
-    """Return "off by 3% on random logits, which does not bound it in training"; "" where that was not
-    measured."""
+    """Return "off by 3% on random logits, which does not bound it in training"; "" where that was
+    not measured."""
     by_logits = gaps(row.checked)
     if by_logits:
         shares = [
@@ -439,8 +444,8 @@ def memory_answer(row: Row, smallest: Pick | None) -> Sentence:
 
 
 def cautions(pick: Pick) -> tuple[str, str]:
-    """Return (title, sentence) on what may go wrong with the best row, by the conformance matrix; the
-    title is "beware" if something does, else "corners"."""
+    """Return (title, sentence) on what may go wrong with the best row, by the conformance matrix;
+    the title is "beware" if something does, else "corners"."""
     name = pick.row.name
     check = f"{command('check')} --only {name}"
     caveats = [
@@ -470,8 +475,8 @@ def _day(moment: str) -> str:
 
 
 def change_since(row: Row, rows: Sequence[Row], scope: str) -> tuple[str, str] | None:
-    """Return ("since 24 Nov 2026", "fused +2%, within noise"): how a row's time changed from the newest
-    earlier run that measured the same on the same machine; None without such a run.
+    """Return ("since 24 Nov 2026", "fused +2%, within noise"): how a row's time changed from the
+    newest earlier run that measured the same on the same machine; None without such a run.
 
     rows: of its group, whose unchanged ones are the control
     """

@@ -219,10 +219,10 @@ class EarlierRun(Generic[Head]):
 
 
 def resumable(runs: Sequence[EarlierRun[Head]], here: schema.Record) -> list[EarlierRun[Head]]:
-    """Return the runs that began on this machine, with the present code of the suite.  If there are
-    runs, but none of these, print why.
+    """Return those of some runs that began on this machine, with the present code of the suite.  If
+    none of them did, print what has changed since the newest.
 
-    here: the fields of `origin`."""
+    runs: the newest last; here: the fields of `origin`."""
     # Any kind of first line has the fields that are compared.
     now: schema.FirstLine = schema.typed({"record": "tool", "tool": "", "name": "", **here})
     changes = [_change(run.head, now) for run in runs]
@@ -277,7 +277,8 @@ def facts(name: str, lines: Iterable[schema.Line]) -> dict[str, object]:
 
 def earlier_runs(log_dir: Path, file_name: str, kind: type[Head]) -> list[EarlierRun[Head]]:
     """Return the runs with a file of this name under `log_dir`, the newest last.  Warn of files
-    whose first line cannot be read: they do not block --resume.
+    whose first line cannot be read, which do not block --resume, and where the newest of several
+    runs began in the future.
 
     kind: schema.Header or schema.ToolHeader, the type of the first line."""
     runs = []
@@ -311,6 +312,9 @@ def open_runs(
 ) -> Iterator[dict[str, Run]]:
     """Yield a Run for each implementation, by name.  Raises UserError where there is no run to
     resume, or another process is measuring it.
+
+    All runs are closed at the end.  After a UserError, also one from within the `with` block, the
+    folders of those that measured nothing are removed.
 
     Args:
         names: the implementations

@@ -66,8 +66,10 @@ Value = int | float | bool | str | None
 
 
 def _type_of(setting: Setting, hint: Any) -> Any:
-    """Return the type that a setting has in a record: whole numbers with the bounds of the flag, or
-    from 1.
+    """Return the type that a setting has in a record.
+
+    Whole numbers have the bounds of the setting's flag, or begin at 1.  A mapping becomes a dict of
+    counts, a tuple a list that is not empty.  Other types stay as they are.
 
     hint: its type in Settings."""
     if hint == Mapping[str, int]:
@@ -208,14 +210,15 @@ class Totals(Struct, frozen=True):
 
 
 class AtSize(Struct, kw_only=True):
-    """The errors of a loss on a measured batch, the larger of the scopes loss and step.
+    """The errors of a loss on a measured batch: of each error the larger of those in the scopes
+    loss and step.
 
     Attributes:
         batch: index of the batch
         N, T_max, U_max: number, most frames and most tokens of the utterances that were judged
         loss_error: relative error of the loss, against the float64 oracle
-        grad_error: largest difference of a gradient, over its largest magnitude; of the tensor
-          where that is largest
+        grad_error: largest error of an element of a gradient, over the largest magnitude in the
+          right gradient; of the tensor where this ratio is largest
         loss_tolerance, grad_tolerance: largest error that is allowed; it grows with the length of
           the sums
         reference_error: error of the derivatives of the suite's own lattice with sums in float32,
@@ -254,7 +257,7 @@ class Schedule(Struct, frozen=True):
         wait: steps without the profiler
         warmup: steps with the profiler that are thrown away
         active: steps in the trace
-        repeat: number of windows, each of these three and with a trace of its own
+        repeat: number of windows: each has these three phases, and a trace of its own
     """
 
     wait: Count
@@ -283,8 +286,8 @@ class Products(Struct, frozen=True):
     """Products of n x n matrices.
 
     Attributes:
-        ns: duration of each product.  The threads of "loop" make several at once: it is then their
-          duration over their number
+        ns: duration of each product.  The threads of "loop" make several products at once: then
+          the duration of all of them, over their number
         by: "torch" (torch.mm) or "loop" (the suite's own code, with the widest vectors that the
           processor has)
     """
@@ -429,10 +432,11 @@ class Correctness(JobLine, kw_only=True, tag="correctness"):
         approximation_gap: relative difference of a pruned loss to the exact one, at the configured
           range and logits: the median over single utterances; null for other losses
         approximation_gaps: this gap by the kind of the logits; null where they could not be made
-        at_size: errors on the measured batch with the most padded cells; null where the small
-          batches were wrong already, or on a simulated device
-        same_as: the row that runs the same code and was asked the questions that this one was not
-          (docs/method.md); "" for none
+        at_size: errors on the measured batch with the most padded cells; of a loss that loops in
+          Python, on that with the fewest.  Null where the small batches were wrong already, or on
+          a simulated device
+        same_as: the row that runs the same code.  That row was judged on all inputs, this one on
+          some of them (docs/method.md); "" for none
         note: a remark for the user, or ""
     """
 
@@ -487,12 +491,13 @@ class Sample(JobLine, kw_only=True, tag="sample"):
 
     @property
     def beside_load(self) -> bool:
-        """Return whether others took so much of the CPU that its time cannot be compared."""
+        """Return whether other processes took so much of the CPUs that its time cannot be
+        compared."""
         return "loaded" in (self.flags or ())
 
     @property
     def is_flagged(self) -> bool:
-        """Return whether it ran beside other load."""
+        """Return whether it ran beside other load, however little."""
         return bool(self.flags)
 
     @property
@@ -521,8 +526,8 @@ class Stop(JobLine, kw_only=True, tag="stop"):
         seed: seed of the random sums, and of one more batch that is judged; drawn after the last
           sample
         changed: what the loss has changed in its process (threads, default dtype, ...), in words
-        leaked_bytes: bytes that stay in use after each sample, from the third on; null for too few
-          samples
+        leaked_bytes: by how many bytes the memory in use grows with each further sample, once all
+          batches were measured; null where there were too few samples, or the system does not tell
     """
 
     scope: str
@@ -535,8 +540,8 @@ class Stop(JobLine, kw_only=True, tag="stop"):
 
 
 class Memory(JobLine, kw_only=True, tag="memory"):
-    """The peaks of memory in one step or loss, above what was in use before it; null for counters of
-    another device.
+    """The peaks of memory in one step or loss, above what was in use before it; null for counters
+    of another device.
 
     Attributes:
         scope: "loss" or "step"

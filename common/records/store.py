@@ -58,9 +58,9 @@ def append(path: Path, new: Iterable[schema.Record]) -> None:
 
 
 def mend(path: Path) -> None:
-    """Cut off what a killed writer left of a job at the end of a file: a line cut short, and records
-    without the status of their job.  They must not be mixed with those of the next attempt.  Raises
-    UserError, also for a file of a newer version."""
+    """Cut off what a killed writer left of a job at the end of a file: a line cut short, and
+    records without the status of their job.  They must not be mixed with those of the next attempt.
+    Raises UserError, also for a file of a newer version."""
     try:
         with open(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as stream:
             position = 0
@@ -77,8 +77,8 @@ def mend(path: Path) -> None:
 
 
 def _ends_addition(line: bytes) -> bool:
-    """Return whether a line is the last that a writer adds at once: the first of a file, the device's
-    limits, or the status of a job."""
+    """Return whether a line is the last of those that a writer adds in one go: it is the first of a
+    file, the device's limits, or the status of a job."""
     try:
         return json.loads(line)["record"] in ("tool", "run", "limits", "status")
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -109,9 +109,9 @@ def files_named(name: str, path: Path) -> list[Path]:
 def read(path: Path) -> list[schema.Line]:
     """Return the records of a file in their order.
 
-    Lines that are no records are left out, with one warning for the file.  A last line that a killed
-    writer cut short needs no warning.  Raises UserError for a file that does not begin with a
-    record, and for one that a newer version of this suite wrote.
+    Lines that are no records are left out, with one warning for the file.  A last line that a
+    killed writer cut short needs no warning.  Raises UserError for a file that does not begin with
+    a record, and for one that a newer version of this suite wrote.
     """
     try:
         lines = read_bytes(path).split(b"\n")
@@ -129,8 +129,8 @@ def read(path: Path) -> list[schema.Line]:
 
 
 def lost(path: Path) -> int:
-    """Return how many lines of a file are no records.  A last line that is cut short does not count.
-    Raises OSError."""
+    """Return how many lines of a file are no records.  A last line that is cut short does not
+    count.  Raises OSError."""
     _, broken = _decoded(read_bytes(path).split(b"\n"))
     return len(broken)
 
@@ -197,7 +197,8 @@ def read_run(folder: Path) -> tuple[schema.Header, list[schema.Line]]:
 
 
 def first(path: Path) -> schema.FirstLine | None:
-    """Return the first record of a file; None where it cannot be read."""
+    """Return the first record of a file; None where it cannot be read, or is of another kind than
+    first lines are."""
     try:
         with open_file(path) as stream:
             record = schema.decoded(stream.readline(LONGEST_LINE))
