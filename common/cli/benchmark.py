@@ -1,7 +1,7 @@
 """Run the losses as the flags say, then print the table and write the report.
 
-`measuring` and `finish` end every command that measures: it shows what was measured, whatever
-stopped it, and the rows tell the exit code.
+Every command that measures ends with `measuring` and `finish`: whatever stopped the command, it
+shows what was measured, and its rows tell the exit code.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Measurement:
         arguments: all flags
         executor: what runs the jobs
         controls: the rows that measure a loss again under another condition, for its times alone
-        limits: the ``limits`` records for which there are controls
+        limits: the ``limits`` records that told which controls are needed
         folders: the folders of the runs so far
     """
 
@@ -132,7 +132,10 @@ class Measurement:
     folders: list[Path] = field(default_factory=list)
 
     def add_controls(self, resolved: settings.Settings) -> None:
-        """Add the controls of a run for which no row was named.  Raises Interrupted."""
+        """Choose the controls of a run for which no row was named, and add them to `python_of`.
+
+        Sets `controls` and `limits`, for which it may measure how fast torch multiplies matrices.
+        Raises Interrupted."""
         self.limits = self._products(resolved)
         slow = times.slow_products(self.limits)
         controls = interpreters.controls(self.python_of, resolved.device, slow is not None)
@@ -362,7 +365,7 @@ def finish(
     log: logs.Log | None = None,
 ) -> int:
     """Print the table, write details and report to --log-dir, and return the exit code.  Raises the
-    UserError that stopped the measuring.
+    UserError that stopped the measuring; but for store.NotWritten, which is printed.
 
     Args:
         ended: how the measuring ended

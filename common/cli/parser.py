@@ -144,9 +144,9 @@ def add(group: Any, flag: str, short: str = "", **arguments: Any) -> None:
 
 
 def read_settings(arguments: Namespace) -> settings.Values:
-    """Return {key: value} of the settings of the run (see rnnt_bench.core.settings); None for flags
-    that are not given.  Raises UserError for a shape file that is not there, and for durations
-    between which nothing is."""
+    """Return {key: value} of the settings of the run, as `settings.resolve` takes them; None for
+    flags that are not given.  With --shape-file it has "file_vocab_size" too.  Raises UserError for
+    a shape file that is not there, and for a --min-duration above --max-duration."""
     flags = {key: vars(arguments).get(key) for key in settings.SETTINGS if key != "device"}
     if flags["shape_file"] is not None:
         flags.update(_shape_file_settings(flags["shape_file"]))

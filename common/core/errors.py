@@ -100,9 +100,10 @@ def safe_streams() -> None:
 def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupted") -> int:
     """Run the body of a command, and return the exit code of its process.
 
-    A mistake of the user, a full disk behind stdout and a lack of memory print one line on stderr
-    and give EXIT_USAGE.  A closed pipe behind stdout prints nothing and gives EXIT_FAILED.  Ctrl-C,
-    SIGTERM and SIGHUP print `interrupted` and give 128 plus their number.
+    A mistake of the user, a full disk behind stdout, a lack of memory and a lack of permission for
+    a file print one line on stderr and give EXIT_USAGE.  A closed pipe behind stdout prints nothing
+    and gives EXIT_FAILED.  Ctrl-C, SIGTERM and SIGHUP print `interrupted` and give 128 plus their
+    number.
 
     program: the name of the command, which begins the line; body: returns an exit code."""
     safe_streams()

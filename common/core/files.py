@@ -112,8 +112,8 @@ LARGEST = 2**30
 #: A temporary file that is older than this and not locked is removed: its writer was killed.
 LEFT_SECONDS = 60.0
 
-#: Folder for the temporary files of this process; None for the system's.  The process that set it
-#: removes it, also after this one was killed.
+#: Folder for the temporary files of this process; None for the system's.  In the process of a job
+#: it is a folder of the command, which removes it, also after this process was killed.
 scratch: Path | None = None
 
 

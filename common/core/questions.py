@@ -54,7 +54,8 @@ class Question:
         draw: number of the seeded draw of its inputs.
         V, D: vocabulary size, and dimension of the joiner.
         slack: frames and targets by which its tensors exceed the longest utterance.
-        entry: (name, index, value) of one entry of the targets or lengths to overwrite.
+        entry: (name, index, value): the targets or the lengths, whichever `name` says, are
+            overwritten by `value` at `index`.
 
     The logits:
         logits: "random"; "trained", those of a trained model; or "sine", 3 sin(0.7 k) for entry k,
@@ -66,7 +67,7 @@ class Question:
 
     The call:
         upstream: the upstream gradient: one number for the sum, one for each utterance, or, with
-            in_flight, one for each loss.
+            in_flight, one for each loss; () for 1.
         in_flight: a second loss runs its forward before the backward of both.  It has as many
             utterances, with the lengths in reverse order.
         earlier: shapes of a batch that the loss is called on first, before the weights are scaled.

@@ -111,10 +111,10 @@ class Setting:
         default = self.default_text
         if not default:
             presets = gathered((worded(value), name) for name, value in self.presets.items())
-            others = [f"{value} with {' and '.join(names)}" for value, names in presets.items()]
+            in_presets = [f"{value} with {' and '.join(names)}" for value, names in presets.items()]
             default = worded(self.default)
-            if others:
-                default += f" ({'; '.join(others)})"
+            if in_presets:
+                default += f" ({'; '.join(in_presets)})"
         return f"{self.help}. Default: {default}".replace("%", "%%")
 
     def parse(self, text: str) -> Any:
@@ -128,9 +128,9 @@ class Setting:
         return value
 
     def applies(self, values: Values) -> bool:
-        """Tell whether the setting has an effect together with these values of others.
+        """Tell whether the setting has an effect together with other values.
 
-        values: of settings, "device" and "kind"."""
+        values: key -> value of the settings, and of "device" and "kind"."""
         needed, accepted = self.only
         return not needed or values.get(needed) in accepted
 
@@ -646,7 +646,8 @@ SWEEPABLE = {
 def waits(preset: str, cell: Values) -> bool:
     """Tell whether a run without --wait repeats rounds that other load disturbed.
 
-    It waits for a quiet machine first.  Quick runs and the cells of a sweep do not.
+    Such a run waits for a quiet machine before it repeats them.  Quick runs and the cells of a
+    sweep repeat none.
 
     cell: the values of --sweep that the run measures."""
     size, _ = flag_types.size_and_workload(preset or flag_types.DEFAULT_WORKLOAD)

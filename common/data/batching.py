@@ -95,11 +95,12 @@ class Batches:
         return np.maximum.reduceat(self.utterances[:, 0].astype(np.int64), self._bounds[:-1])
 
     def totals(self) -> Totals:
-        """Return the sizes of all batches together, as a record has them."""
+        """Return the sizes of all batches together, and their mean share of useful cells, as a
+        record has them."""
         T = self.utterances[:, 0].astype(np.int64)
         useful, padded = self.all_cells()
-        share = float(np.log(useful / padded).mean())
-        return Totals(len(T), int(T.sum()), int(T.max()), len(self), share)
+        mean_log_share = float(np.log(useful / padded).mean())
+        return Totals(len(T), int(T.sum()), int(T.max()), len(self), mean_log_share)
 
     def _slice(self, index: int) -> slice:
         index = range(len(self))[index]  # raises IndexError; -1 is the last

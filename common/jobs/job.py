@@ -125,8 +125,8 @@ class Job(Runnable):
     """A job of an implementation, in its Python.
 
     Attributes:
-        same_as: the row that runs the same code, whose correctness is judged in its place
-          (Implementation); "" for none
+        same_as: the row that runs the same code, whose correctness is judged in its place (see
+          Implementation.same_as); "" for none
     """
 
     implementation: str

@@ -105,7 +105,11 @@ class Rounds:
                     self.take_in(name, end.round or 0, lines)
 
     def run(self, number: int, jobs: Sequence[Job], with_limits: bool) -> None:
-        """Run the jobs of a round, and say who is ahead."""
+        """Run the jobs of a round whose losses have not failed, and say who is ahead.
+
+        After FEWEST_IN_BUDGET rounds, a round is skipped when the deadline is over.
+
+        with_limits: whether the limits of the device are measured before them."""
         session, progress = self.session, self.session.progress
         timed: list[Job] = []
         if number <= FEWEST_IN_BUDGET or time.monotonic() < progress.deadline:
@@ -157,7 +161,9 @@ class Rounds:
                 run.add([status])
 
     def take_in(self, name: str, number: int, lines: Sequence[schema.Line]) -> None:
-        """Keep the times of a loss in a round: of steps, or of losses where no step was timed.
+        """Keep the times of a loss in a round, and whether it ran beside other load.
+
+        The times are of steps, or of losses where no step was timed.
 
         name: of the loss; number: of the round; lines: the records of the job."""
         samples = [line for line in lines if isinstance(line, schema.Sample) and not line.warmup]

@@ -218,7 +218,7 @@ class Progress:
         coming: the jobs that will come in any case
         optional: the jobs that only begin before the deadline
         deadline: a time of time.monotonic()
-        took: seconds of each job that ended well
+        took: pass of a row -> seconds of each of its jobs that ended well
     """
 
     def __init__(self, quiet: bool):
@@ -268,7 +268,7 @@ class Progress:
             self.bar.set_postfix_str(", ".join(filter(None, [text, self.left()])))
 
     def skip(self, job: RowPass) -> None:
-        """Count a job that will not run, because an earlier one of its implementation failed."""
+        """Count a job that has ended, or that will not run, and expect it no more."""
         self.finished += 1
         for expected in (self.coming, self.optional):
             if job in expected:
@@ -382,8 +382,8 @@ class Session:
         )
 
     def carry_out(self, job: Runnable) -> tuple[Status, list[Line]]:
-        """Run a job and keep its records; return its status, and all its records.  Raises
-        Interrupted and UserError."""
+        """Run a job, keep its records and show its warnings; return the status that was kept, and
+        all records of the job.  Raises Interrupted and UserError."""
         self.progress.start(job.title)
         try:
             lines = self.execute(job)
@@ -398,9 +398,9 @@ class Session:
         return end, lines
 
     def _if_comparable(self, job: Runnable, lines: list[Line]) -> list[Line]:
-        """Return the records of a job, if what must be equal in all jobs of a Python is: versions,
-        code, shape file.  Else return a status "error" alone; raise Changed, if some of the earlier
-        jobs ran before --resume."""
+        """Return the records of a job, if it had the same versions, code and shape file as earlier
+        jobs in its Python, or has not ended well.  Else return a status "error" alone; raise
+        Changed, if some of the earlier jobs ran before --resume."""
         if not store.ended_well(lines):
             return lines
         new_facts = facts(job.row_pass.row, lines)
@@ -415,7 +415,8 @@ class Session:
         return lines
 
     def _facts(self, run: Run, choice: Choice) -> Iterator[tuple[str, object]]:
-        """Yield `facts` of the jobs of a run that ended well in the Python `choice`."""
+        """Yield the (key, value) pairs of `facts` of those jobs of a run that ended well in the
+        Python `choice`."""
         for job, lines in store.latest_jobs(run.records).items():
             row = job if job in self.python_of else run.name  # a task, or else an implementation
             if store.ended_well(lines) and self.python_of.get(row) == choice:

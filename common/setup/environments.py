@@ -222,7 +222,8 @@ class Environment:
         return FOLDER / f"{self.name}.{suffix}"
 
     def stamp(self) -> dict[str, str]:
-        """Return the hash of the lock file ("lock") and the minor version ("python") it is made of.
+        """Return the hash of the lock file ("lock") and the minor version of Python ("python") of
+        which the environment was made.
 
         {} for an environment that is not there or not complete."""
         try:
@@ -313,8 +314,9 @@ def setup(names: Iterable[str] = ()) -> int:
 def setup_and_build(names: list[str]) -> int:
     """Do what `make setup` does, and return an exit code.
 
-    Installs the environment main, and then the others while source packages are compiled for main.
-    For the others, the losses with the control OTHER_TORCH are compiled last.
+    Compiles the suite's own C libraries, then installs the environment main, and then the others
+    while source packages are compiled for main.  For the others, the losses with the control
+    OTHER_TORCH are compiled last.
 
     names: of environments, as for `setup`."""
     libraries.build()

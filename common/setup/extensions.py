@@ -45,7 +45,7 @@ class SourcePackage:
     Attributes:
         package: its name in Python and in the package index
         python: folder of its Python package
-        module: the name under which that imports the compiled module
+        module: the name under which the Python package imports the compiled module
         sources: globs of the files that every device needs; a .cu file is compiled as C++ for the
             CPU.  () for a package without a version for the CPU
         templates: files of the Python package to make: X of X.in, where @TORCH_VERSION@ is replaced
@@ -198,7 +198,7 @@ def tools(source: SourcePackage, device: str) -> tuple[dict[str, str], str]:
 
 
 def _toolkit(torch_cuda: str) -> tuple[Path, str]:
-    """Return (folder, release) of a CUDA toolkit of torch's major version, such as "13.0".
+    """Return (folder, release, such as "13.0") of a CUDA toolkit of torch's major version.
 
     Looks into CUDA_HOME and CUDA_PATH, then NVIDIA's packages of this Python, then the folders where
     toolkits are installed.  Raises NotRunnable.
@@ -382,7 +382,9 @@ def compile_package(name: str, unpacked: str, into: str, device: str) -> None:
 
 
 def _copy_package(source: SourcePackage, sdist: Path, target: Path) -> None:
-    """Copy the Python package and its metadata out of the sdist, and fill in its templates."""
+    """Copy the Python package and its metadata out of the sdist, and fill in its templates.
+
+    target: the folder to copy them into."""
     import torch
 
     package = target / source.package
@@ -400,7 +402,7 @@ def _compile_module(source: SourcePackage, device: str, sdist: Path, target: Pat
 
     nvcc compiles the .cu files for "cuda".  For the other devices the C++ compiler does.
 
-    target: folder of the Python package."""
+    target: the folder that holds the Python package."""
     from torch.utils import cpp_extension
 
     module = target.joinpath(*source.module.split("."))
@@ -513,7 +515,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _main(packages: list[str], device: str | None) -> int:
-    """Build the packages that are not installed, and print the folder of each.
+    """Print the folder of each package, which is built first unless it is installed.
 
     Returns EXIT_FAILED if one cannot be built.
 

@@ -307,7 +307,10 @@ class Look(NamedTuple):
 
 
 class ForeignLoad:
-    """Measure the share of CPU time that other processes take, in windows from share to share.
+    """Measure the share of CPU time that other processes take.
+
+    A window begins when this object is made or at a call of `share`; the next call of `share` ends
+    it.
 
     cpus: those that count; stat: path of /proc/stat; None for that of the host."""
 

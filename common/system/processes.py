@@ -11,7 +11,7 @@ stdout and stderr go to the file `output`.
 
 The server answers on stdout, a line of JSON each: {"ready": true} when all is imported, {"pid":
 ...} at a fork, and {"returncode": ...} at its end.  The code is minus the signal that killed it.
-What the fork left running in its session is killed before.
+Before that last answer, what the fork left running in its session is killed.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ class Server:
     def answer(self, seconds: float) -> dict[str, int]:
         """Return the next answer, as the module describes them; {} if none comes in this time.
 
-        "ready" is skipped while a job waits for an answer.  If the server died, "returncode" is its
-        own."""
+        An answer also sets `ready` and `busy`.  "ready" is skipped while a job waits for an answer.
+        If the server died, "returncode" is its own."""
         deadline = time.monotonic() + seconds
         while self.poll.poll(1000 * max(deadline - time.monotonic(), 0)):
             line = self.process.stdout.readline()
@@ -210,8 +210,9 @@ _waiting: list[Server] = []
 def _server(plan: Plan, errors: Path) -> Iterator[Server]:
     """Yield a server of this plan for one job: one that waits, or a new one.
 
-    Afterwards it waits for the next job, unless it died or another one with its plan waits.
-    Servers of the same Python that wait for jobs of another generation are ended first.
+    Afterwards it waits for the next job; it is ended if it died, its job has not ended, or another
+    server with its plan waits.  Servers of the same Python that wait for jobs of another generation
+    are ended first.
 
     errors: file for what a new server prints."""
     for server in _waiting[:]:
@@ -225,8 +226,8 @@ def _server(plan: Plan, errors: Path) -> Iterator[Server]:
     try:
         yield server
     finally:
-        is_new = all(other.plan != plan for other in _waiting)
-        if server.process.poll() is None and not server.busy and is_new:
+        is_only_one = all(other.plan != plan for other in _waiting)
+        if server.process.poll() is None and not server.busy and is_only_one:
             _waiting.append(server)
         else:
             server.close()
@@ -241,7 +242,8 @@ def start_servers(
 ) -> None:
     """Start servers at the same time, and return when all have imported their packages.
 
-    One that fails to start raises its error at its first job, not here.
+    A server that takes longer than START_SECONDS is not waited for.  One that fails to start raises
+    its error at its first job, not here.
 
     pythons: (Python, environment variables) of each server; the other arguments are those of
     Child.run."""
@@ -321,7 +323,9 @@ class Child:
                     child._end()
 
     def alive(self, seconds: float = 0.0) -> bool:
-        """Wait up to `seconds` for its end, and tell whether it still runs."""
+        """Wait up to `seconds` for its end, and tell whether it still runs.
+
+        What the server answers meanwhile sets `pid` and `ended`."""
         deadline = time.monotonic() + seconds
         while self.ended is None:
             answer = self.server.answer(max(deadline - time.monotonic(), 0))
@@ -338,8 +342,9 @@ class Child:
     def written(self) -> list[dict[str, Any]]:
         """Return the records that it has written so far.
 
-        A last line without its end is left out.  Records end before a line that is no record: code
-        of a loss may write there by mistake, if it closed a file that is not its own."""
+        A last line without its end is left out.  Records end before a line that is no record, and
+        `damaged` is set then: code of a loss may write there by mistake, if it closed a file that
+        is not its own."""
         records = []
         for line in self.output.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
             try:

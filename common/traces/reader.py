@@ -355,6 +355,7 @@ class Trace:
     Attributes:
         spans: the labelled stages, not the steps
         operators: when each operator began, sorted
+        on_cuda: whether it has a kernel, or the memory of a GPU
         salvaged: number of events that were invalid JSON
     """
 

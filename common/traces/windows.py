@@ -35,7 +35,15 @@ Window = tuple[Path, reader.Trace | reader.TraceError]
 
 @dataclass(frozen=True)
 class WindowNumbers:
-    """Hold the numbers of one trace file; None if it cannot be read or holds no complete step."""
+    """Hold the numbers of one trace file.
+
+    A number is None in a file that cannot be read; the average is None without a complete step, the
+    peak without memory events.
+
+    Attributes:
+        steps: the number of complete steps
+        flags: what is odd about the file, in words
+    """
 
     file: str
     average_step_time_us: float | None = None
@@ -138,7 +146,9 @@ def _numbers(
 
 
 def _set_peak(result: Profiled) -> None:
-    """Set the peak: the highest of all windows on CUDA, that of the first window on a CPU."""
+    """Set the peak: the highest of all windows on CUDA, that of the first window on a CPU.
+
+    A note says so if a CPU has more windows."""
     peaks = [
         window.peak_memory_mb for window in result.windows if window.peak_memory_mb is not None
     ]
@@ -260,8 +270,8 @@ def _inside(step: reader.Step, spans: Sequence[reader.Span]) -> list[reader.Span
 
 
 def curve(path: Path) -> Curve | None:
-    """Return the curve of the last complete step of a trace, or None if it has no memory events.
-    Raises TraceError."""
+    """Return the curve of the last complete step of a trace, or None if that step has no memory
+    events, or there is no step.  Raises TraceError."""
     trace = reader.read(path)
     device = trace.fullest()
     if device is None or not trace.steps:
@@ -273,7 +283,7 @@ def curve(path: Path) -> Curve | None:
         return None
     if levels.moments[0] < step.begin:
         base = levels.before(step.begin)
-    else:
+    else:  # the level at which the step began is not known
         base = min(level.total for level in inside)
     stage_mb: dict[str, float] = {}
     for span in _inside(step, trace.spans):
