@@ -117,6 +117,8 @@ def script_main(file: str, description: str | None) -> int:
 def run(program: str, words: Sequence[str], load: Callable[[], Any]) -> int:
     """Run a command, and return its exit code.
 
+    A Python without msgspec restarts it in the environment main, but for a run with --in-place.
+
     Args:
         program: its name in messages: "rnnt-bench run"
         words: its flags

@@ -230,8 +230,8 @@ def add_loss(group: Any) -> None:
 
 
 def own_loss(text: str) -> str:
-    """Parse [NAME=]MODULE:FUNCTION or [NAME=]FILE.py:FUNCTION, make a row of the table of it, and
-    return the name of the row.  Raises UserError."""
+    """Parse [NAME=]MODULE:FUNCTION or [NAME=]FILE.py:FUNCTION, write a script that measures the
+    function, add its row to the table, and return the name of the row.  Raises UserError."""
     name, _, target = text.rpartition("=")
     module, _, function = target.rpartition(":")
     if not (module and function):

@@ -110,6 +110,8 @@ def refuse(
 ) -> None:
     """Raise UserError if the user gave one of these flags, which have no effect.
 
+    A flag with the value of its default counts as not given.
+
     Args:
         arguments: what `parser` parsed.
         keys: the names of the flags in `arguments`.

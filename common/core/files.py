@@ -294,6 +294,8 @@ class Claim:
 def _open_locked(path: Path, waiting: Callable[[], None] | None) -> int:
     """Open the file `path`, made if need be, lock it, and return its descriptor.
 
+    Where the file system has no locks, the file stays unlocked.
+
     waiting: see `_lock`."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)

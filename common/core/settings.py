@@ -28,8 +28,8 @@ FEWEST_ROUNDS = 3
 FEWEST_IN_BUDGET = 5
 
 # Environment variables that the suite sets for its processes (rnnt_bench.jobs.job).
-#: For the memory pass.  glibc raises this threshold (bytes) as blocks are freed, and keeps freed blocks
-#: below it.  A fixed one gives the larger blocks back, so that VmHWM is what is in use.
+#: For the memory pass.  glibc raises this threshold (bytes) as blocks are freed, and keeps freed
+#: blocks below it.  A fixed one gives the larger blocks back, so that VmHWM is what is in use.
 MEMORY_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 #: For --allocator reuse.  By default glibc maps a tensor above 32 MiB anew in every step.  Here it
 #: maps none, and keeps what is freed up to that many bytes.

@@ -143,7 +143,7 @@ class Card:
 
     Attributes:
         answer: the name of a loss, or "unclear"
-        clear: whether it is a name
+        clear: whether `answer` is a name
         lines: the reasons
         code: to copy; "" for none
     """

@@ -284,7 +284,7 @@ def _busy_seconds(cpus: Set[int], stat: Path) -> float | None:
     except OSError:
         return None
     names = {f"cpu{cpu}" for cpu in cpus}
-    rows = [row for row in rows if row[0] in names] or rows[:1]
+    rows = [row for row in rows if row[0] in names] or rows[:1]  # the first is of all CPUs
     if not rows:
         return None
     # user, nice, system, irq, softirq and steal, but not idle and iowait

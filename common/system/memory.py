@@ -169,7 +169,7 @@ def allocated_bytes() -> tuple[int, int]:
 
 
 def children_bytes(process: str = "self") -> int:
-    """Return the bytes that the children of a process, and theirs, share with no other process.
+    """Return the bytes that the children of a process, and theirs, have written and share with none.
 
     0 if the system does not tell (CONFIG_PROC_CHILDREN).
 
