@@ -58,8 +58,10 @@ def import_torch(advice: str = "") -> Any:
 
 
 def current(device: Any) -> Any:
-    """Make a GPU torch's current device; return the torch.device, of a GPU with its index.  Raises
-    NotRunnable if torch does not see the GPU."""
+    """Return the torch.device, that of a GPU with its index.  Make a GPU the current device of
+    torch, and its default stream the current stream.
+
+    Raises NotRunnable if torch does not see the GPU."""
     import torch
 
     if device.type != "cuda":

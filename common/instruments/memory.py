@@ -159,8 +159,10 @@ class Limit:
 
     Attributes:
         bytes: the limit.
-        available: what is free now, which bounds `making`.
-        peak_bytes: the most that was in use in the last `within`; None if the system does not tell.
+        available: what was free when the limit was made; it bounds `making`.
+        peak_bytes: the most that the last `within` had in use, in bytes above what the loaded
+            process holds; None if the system does not tell.  On a GPU a block that fails leaves it
+            as it was.
     """
 
     peak_bytes: int | None = None

@@ -42,7 +42,7 @@ def profile(
     on_cycle: Callable[[torch.profiler.profile], None] = lambda _: None,
 ) -> float | None:
     """Run the steps, one profiler step each, and write a trace and a table of each cycle to a
-    folder.
+    folder.  Large traces are compressed.
 
     Returns the share of the CPU that other processes took; None if the system does not tell, or the
     steps were too short.  Raises OSError where the disk is full.
@@ -100,7 +100,9 @@ def profile(
 
 def table(averages: Any, key: str) -> str:
     """Return key averages as text: the TABLE_ROWS rows with the largest `key`, all other labels of
-    record_function, the sums of all rows, and how many rows are left out."""
+    record_function, the sums of all rows, and how many rows are left out.
+
+    It puts `averages` into the order of the table."""
     rows = sorted(averages, key=lambda row: getattr(row, key), reverse=True)
     first, others = rows[:TABLE_ROWS], rows[TABLE_ROWS:]
     labels = [row for row in others if row.scope == USER_SCOPE]
@@ -133,8 +135,9 @@ def self_times(profiler: torch.profiler.profile) -> tuple[float, float]:
 
 
 def pack(folder: Path) -> None:
-    """Compress the traces of a folder above LARGE bytes to NAME.gz.  At any time NAME or NAME.gz is
-    complete."""
+    """Replace each trace NAME in a folder that has more than LARGE bytes by a compressed NAME.gz.
+
+    At any time NAME or NAME.gz is complete."""
     for path in folder.glob("*.pt.trace.json"):
         if path.stat().st_size <= LARGE:
             continue

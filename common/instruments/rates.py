@@ -36,8 +36,8 @@ BUFFER = {"cpu": 512 * MIB, "cuda": 2048 * MIB}
 CACHES = 8
 #: n of the products (n, n) x (n, n).
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
-#: Seconds for each size of a kind over all rounds, and at least in one round; the run's cap on a
-#: scope may lower both.
+#: Seconds for each kind of memory access, and for each size of products: over all rounds, and at
+#: least in one round.  The run's cap on a scope may lower both.
 SECONDS, SHORTEST = 0.4, 0.1
 #: Repeats, at least and at most.
 FEWEST, MOST = 3, 200
@@ -99,7 +99,7 @@ def products(
     device: torch.device, dtype: torch.dtype, clock: Clock, seconds: float
 ) -> Iterator[Products]:
     """Yield the times of products of square matrices, of the SHORT smallest sizes and of larger ones
-    that take less than `seconds`."""
+    whose product is expected to take at most `seconds`."""
     generator = torch.Generator().manual_seed(0)
     next_ns = 0  # what the next size takes: twice the n is 8 times the operations
     for number, size in enumerate(SIZES):
@@ -169,6 +169,8 @@ def measure(
     products_alone: bool = False,
 ) -> Limits:
     """Return a ``limits`` record.
+
+    If products fail its `reason` says why.
 
     Args:
         settings: those of the run.

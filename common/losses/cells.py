@@ -25,7 +25,7 @@ class Frames(NamedTuple):
     begin: int
     end: int
     logits: torch.Tensor  # (frames, cells, V), without a graph
-    u: torch.Tensor  # (frames, cells), of each cell
+    u: torch.Tensor  # (frames, cells), that of each cell
     target: torch.Tensor  # (frames, cells), the next target of each cell
 
 
@@ -69,7 +69,7 @@ class Cells:
 
     def frames(self, n: int) -> Iterator[Frames]:
         """Yield the frames of an utterance, as many at a time as have CHUNK elements; set
-        `score`."""
+        `score`, and `last` to the logits of the frames that were yielded last."""
         T, U = self.batch.shapes[n]
         targets = torch.nn.functional.pad(self.batch.targets[n].long(), (0, 1))
         count = max(1, CHUNK // ((U + 1) * self.width))
@@ -125,7 +125,9 @@ class StepCells(Cells):
             )
 
     def backward(self, frames: Frames, gradient: torch.Tensor) -> None:
-        """Add the right gradients of the leaves, from that of the logits of the last frames."""
+        """Add to the right gradients of the leaves, from that of the logits of `frames`.
+
+        These must be the frames that were yielded last."""
         self.last.backward(gradient * self.factors[frames.n])
 
 

@@ -169,8 +169,9 @@ class Errors:
     def _note_by_symbol(self, part: Part, error: torch.Tensor) -> None:
         """Add the errors (frames, cells, V) of a part by symbol; note them after the last utterance.
 
-        The right gradient of a symbol is compared before its terms cancel.  These terms are the
-        posterior of the cell times the symbol's probability, and less that the `derivatives`.
+        The errors are compared with the terms of the right gradient before they cancel.  The
+        gradient is the posterior of the cell times the symbol's probability, less the derivative of
+        the symbol's part.  So both terms add up to the gradient plus twice the derivative.
         """
         n, begin, end = part.frames.n, part.frames.begin, part.frames.end
         shapes = part.cells.batch.shapes
@@ -185,7 +186,9 @@ class Errors:
             self.note_sums("symbol", *self.by_symbol)
 
     def note_padding(self, shapes: Sequence[tuple[int, int]], gradients: Gradients) -> None:
-        """Note the gradients of a step in the padding, which must be 0."""
+        """Note the gradients of a step in the padding, which must be 0.
+
+        In "given" they also count as errors of the leaf, since its cells alone were compared."""
         regions = layouts.of(self.adapter).padding(shapes)
         for name, gradient in gradients.items():
             leaf = self.leaves[name]

@@ -79,8 +79,9 @@ class Speech:
         return load(self.stage)
 
     def columns(self, dimensions: int) -> np.ndarray:
-        """Return (D,) the dimension of the model, of so many, that each of the D dimensions
-        copies."""
+        """Return for each of the run's D dimensions the one that it copies, (D,).
+
+        dimensions: how many the model has."""
         return np.arange(self.encoder_dim) % dimensions
 
     def outputs(
@@ -95,8 +96,9 @@ class Speech:
         passages.
 
         Args:
-            encoder_noise, decoder_noise: arrays of the shapes of the first two.
-            targets: (N, U); those of the padding are kept.
+            encoder_noise, decoder_noise: arrays that give the encoder and decoder outputs their
+                shape and dtype; their numbers are not used.
+            targets: (N, U); those of the padding are returned as they are.
             shapes: (T, U) of each utterance.
             key: names the stream that draws where each passage begins.
         """

@@ -106,7 +106,10 @@ class Right:
         self.losses: list[torch.Tensor] = []
 
     def _own_leaves(self, step: LossStep) -> dict[str, torch.Tensor]:
-        """Return the leaves of a step of scope "step" as new tensors of the model's dtype."""
+        """Return the leaves of a step of scope "step" for the right gradients.
+
+        They are new tensors of its outputs in the model's dtype, and the weights of `self.model`,
+        which all steps share."""
         leaves = leaves_of(self.model, step.batch)
         for name in OUTPUTS:
             output = leaves[name].detach().to(self.model.output.weight.dtype, copy=True)
@@ -159,7 +162,8 @@ class Right:
                         into.note_leaf(leaf_name(name, number), computed, right)
 
     def _compare_cells(self, cells: Cells, n: int, lattice: Lattice, into: Errors | Sketch) -> None:
-        """Note the gradients of the logits of an utterance; in a step, pass the right ones on."""
+        """Note the gradients of the logits of an utterance.  In scope "step" add the right ones to
+        the gradients of the leaves instead."""
         device = cells.batch.targets.device
         # The column behind is of the cells of a range that are beyond the last target.
         by_u = torch.nn.functional.pad(lattice.derivatives, (0, 0, 0, 1)).to(device)
@@ -267,7 +271,7 @@ class Answer:
 def ask(
     ready: Ready, scope: str, factors: Factors | None = None, run: Run = run_together
 ) -> Answer:
-    """Run steps, and compare losses and gradients with the oracle.
+    """Run steps, and return their losses and gradients compared with the oracle's.
 
     Gradients are not compared where a loss is infinite.
 

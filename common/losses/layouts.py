@@ -50,7 +50,9 @@ class Layout:
         return self.adapter.prepare(batch.labels)
 
     def given(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
-        """Return the tensor that `loss` takes.  In scope "loss" a step ends with its gradient."""
+        """Return the tensor that `loss` takes; may set `prepared.ranges`.
+
+        In scope "loss" a step ends with its gradient."""
         return model.logits(batch)
 
     def loss(self, given: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:

@@ -59,7 +59,8 @@ def scale_weights(question: Question, model: Joiner, batch: Batch) -> None:
 def set_up_leaves(
     adapter: Adapter, question: Question, model: Joiner, batches: Sequence[Batch]
 ) -> None:
-    """Require gradients of all leaves but those that the question freezes; fill their padding."""
+    """Require gradients of all leaves but those that the question freezes; fill the padding of all
+    leaves with the question's garbage."""
     for batch in batches:
         leaves = leaves_of(model, batch)
         for name, leaf in leaves.items():
@@ -78,7 +79,8 @@ def factors_of(question: Question) -> list[torch.Tensor]:
 
 
 def of_dtype(question: Question, dtype: str) -> Question:
-    """Return a question whose factors and logits half precision can hold, if `dtype` is half."""
+    """Return a question whose factors and logits half precision can hold, and without an offset, if
+    `dtype` is half; else the question as it is."""
     if not is_half(dtype):
         return question
     upstream = question.upstream
@@ -103,9 +105,10 @@ def takes_minutes(adapter: Adapter, device: torch.device, question: Question) ->
 
 
 def gives_each(adapter: Adapter, question: Question) -> bool:
-    """Return whether the loss may have a loss of each utterance, if the question asks for them.
+    """Return False where the question weights the loss of each utterance and the adapter cannot
+    return these losses.
 
-    A function does not say whether it returns them, so it is asked."""
+    A user's function does not say whether it can, so it is asked."""
     has_none = "none" in adapter.reductions or isinstance(adapter, OfFunction)
     return has_none or not question.is_weighted
 
@@ -127,7 +130,8 @@ def fits(adapter: Adapter, device: torch.device, question: Question) -> bool:
 def small(adapter: Adapter, device: torch.device) -> Iterator[Question]:
     """Yield the questions about small batches that a run asks the loss.
 
-    A simulator would take hours, so it is asked about the first batch and its utterances alone."""
+    A simulator would take hours, so it is asked only about the first batch, and about each
+    utterance of it as a batch of its own."""
     yield first(adapter)
     for n, (T, U) in enumerate(adapter.lengthened(SHAPES)):
         if U > 0:  # some losses refuse a batch with no target at all

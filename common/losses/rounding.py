@@ -7,8 +7,8 @@ loss differs from it by rounding alone (Higham 2002, Accuracy and Stability of N
 
 - A step of a path adds a log-probability, which is a score (a logit) less its normaliser.  Each of
   the two has an error of half a unit in the last place: eps / 2 of the largest score.  A product of
-  matrices rounds the score, up or down by the library and the processor.  Like frames are rounded
-  alike, so the errors of the T + U steps add up.
+  matrices rounds the score, up or down depending on the library and the processor.  Like frames are
+  rounded alike, so the errors of the T + U steps add up.
 - Each addition rounds the running sum, which grows to the loss.  These T + U errors are a random
   walk of sqrt(T + U) / 2 units in the last place.  Kernels that add up in another order lose a few
   units at any length: `PLACES`.
@@ -38,7 +38,8 @@ TINY = 1e-30
 #: An error of a sum is divided by the right sum, or by this share of the mean right sum if that is
 #: larger: rounding may exceed a small sum.
 FLOOR = 0.1
-#: Errors of the largest entry that a row of a gradient may add up.
+#: In the sum of a row of a gradient so many errors as large as that of the largest entry may add
+#: up.
 ENTRIES_A_ROW = 10
 
 

@@ -158,7 +158,7 @@ def differentiate(total: torch.Tensor, steps: Sequence[LossStep], again: bool = 
 
 
 class NotOfEach(ValueError):
-    """Tells that a loss that was asked for a loss of each utterance returned another number."""
+    """Tells that a package was asked for the losses of N utterances, and did not return N."""
 
 
 def weighted(losses: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
@@ -181,7 +181,8 @@ def leaves_of(model: Joiner, batch: Batch) -> dict[str, torch.Tensor]:
 def prepare(
     adapter: Adapter, model: Joiner, batch: Batch, scope: str, logits: torch.Tensor | None = None
 ) -> LossStep:
-    """Return a step with fresh leaves.  Drop the weights' gradients of an earlier step.  Untimed.
+    """Return a step on a batch whose outputs have no gradient yet.  Drop the weights' gradients of
+    an earlier step.  Untimed.
 
     logits: (N, T, U+1, V), in place of the joiner's; only in scope "loss"."""
     model.zero_grad(set_to_none=True)
@@ -252,7 +253,8 @@ def remembered(
     tensors: Tensors,
     compute: Callable[[], dict[str, list[float]]],
 ) -> dict[str, list[float]]:
-    """Return the numbers that `compute` makes, from a file if another job has left them there.
+    """Return the numbers that `compute` makes: from a file, if another job has left them there.
+    Else compute them, and leave them there.
 
     Args:
         folder: where the jobs of a run leave such files; None: compute them.

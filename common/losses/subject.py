@@ -37,7 +37,8 @@ class Context:
     shared: Path | None = None
     # another row of the same code, which is asked the questions that this one is not asked
     same_as: str = ""
-    seed: int | None = None  # of what is asked after timing, see passes.after_timing
+    # of the random sums by which gradients are judged, once after_timing.seed_of has drawn it
+    seed: int | None = None
     # what device.state returned before the script of the loss was loaded
     state: dict[str, object] = field(default_factory=dict)
     held: dict[int, Any] = field(default_factory=dict)  # inputs that were made ahead, by batch
@@ -95,7 +96,7 @@ class Context:
 
 
 def prepare(job: JobSpec) -> Context:
-    """Return the context of a job.
+    """Set up torch, load the package of the loss, and return the context of a job.
 
     Raises NotRunnable if the loss cannot run here, and UserError for bad settings."""
     settings = job.settings

@@ -297,9 +297,14 @@ REGULAR = TOPOLOGIES["regular"]
 def of(
     name: str, durations: str | None = None, sigma: float | None = None, window: int = 25
 ) -> Topology:
-    """Return the topology of a name with the parameters of a run, of those that it has.
+    """Return the topology of a name, with the parameters of a run in place of its own.
 
-    durations: as the flag has them ("0,1,2").  For None, durations and sigma stay as they are."""
+    A parameter that the topology does not have is ignored.
+
+    Args:
+        durations: as the flag has them ("0,1,2"); None: those of TOPOLOGIES.
+        sigma: None: that of TOPOLOGIES.
+    """
     topology = TOPOLOGIES[name]
     if topology.window:
         return replace(topology, window=window)
@@ -329,8 +334,9 @@ def transducer_loss(
     fast: it keeps several copies of the logits.  float16 and bfloat16 are summed in float32.
 
     Cells outside an utterance's T_i x (U_i+1) may hold anything and get zero gradient.  If no path
-    is possible the loss is infinite, with zero gradient.  Raises ValueError for lengths that exceed
-    the tensor, for targets that are no symbol, and for another reduction.
+    is possible the loss is infinite, with zero gradient.  Raises ValueError for lengths that are
+    not within the logits, for another reduction, and for targets of V or more on a topology with
+    `extra` outputs.  Other targets that are no symbol raise what torch.gather raises.
 
     Args:
         logits: (N, T, U+1, V + topology.extra) of any float dtype, unnormalised.

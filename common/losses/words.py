@@ -96,8 +96,8 @@ def of_small(shapes: Shapes) -> str:
 def mistakes(adapter: Adapter, question: Question, device: torch.device) -> dict[str, float]:
     """Return the summed loss of a question's batch with each usual mistake, by what the mistake is.
 
-    A mistake is left out if the batch cannot show it.  The result is empty for a question that sums
-    or scales losses.
+    A mistake is left out if the batch cannot show it.  The result is empty for a question with an
+    upstream gradient or scaled weights.
     """
     if question.upstream or question.largest:
         return {}

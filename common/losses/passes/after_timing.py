@@ -70,7 +70,8 @@ class Taken:
     sketch: Sketch | None = None
 
     def keep(self, context, scope: str, step: LossStep) -> None:
-        """Keep the inputs and gradients of the last step of a scope."""
+        """Keep digests of the inputs of the last step of a scope and, unless it is --mode forward,
+        the sketch of its gradients."""
         names = ("targets", "T_lengths", "U_lengths", *OUTPUTS)
         self.inputs = fingerprints({name: getattr(step.batch, name) for name in names})
         if not context.forward_only:
@@ -210,7 +211,9 @@ class Judgement(NamedTuple):
 
 def check(context, scope: str, taken: Mapping[int, Taken]) -> Judgement:
     """Judge the last timed step of each batch, and one more step where all repeats had the same
-    numbers; return the largest errors and what is wrong first."""
+    numbers, unless the loss loops in Python.
+
+    Return the largest errors, and what is wrong with the first wrong step."""
     every = [judge_step(context, scope, batch, step) for batch, step in taken.items()]
     if context.held and not context.loops_in_python:
         every.append(judge_further_step(context, scope, taken))
@@ -268,7 +271,8 @@ def judge_further_step(context, scope: str, taken: Mapping[int, Taken]) -> Judge
 def hard_questions(context) -> Sequence[Question]:
     """Return the HARD questions of this round.
 
-    The first rounds of a run ask each question once.  Of rows of the same code one is asked.
+    The first rounds of a run ask each question once.  Of rows of the same code one is asked.  There
+    are none with --mode forward, or for a loss that loops in Python.
     """
     if context.forward_only or context.loops_in_python or context.same_as:
         return ()

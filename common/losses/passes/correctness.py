@@ -84,7 +84,7 @@ class Checked(NamedTuple):
     """Hold what several questions show of a loss.
 
     Attributes:
-        loss: the largest error of the loss, over the questions with plain logits.
+        loss: the largest error of the loss, over the questions with random, unscaled logits.
         gradient: the largest error of a gradient, over the same questions.
         slope: the largest difference to 1 of the factor that fits a gradient best, over the same.
         failure: the failure that tells most, None if there is none.
@@ -106,7 +106,8 @@ class Checked(NamedTuple):
 def check(
     adapter: Adapter, device: torch.device, asked: Sequence[Question] | None = None
 ) -> Checked:
-    """Ask questions, by default all of small batches, in all scopes; return what they show."""
+    """Ask questions, by default all of small batches, each in its scopes (`questions.scopes_of`);
+    return what they show."""
     losses, gradients, slopes = [Error()], [Error()], [Error()]
     failures: list[Failure] = []
     imprecise: list[float] = []
@@ -142,7 +143,8 @@ def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float3
     """Return what is wrong in words with a function loss(logits, targets, T_lengths, U_lengths), ""
     if it is right.
 
-    It is called in this process, and what it raises is raised.
+    It is called in this process, and what it raises is raised.  Its name is added to BY_NAME, where
+    it stays.
     """
 
     class Given(OfFunction):
@@ -155,11 +157,12 @@ def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float3
 
 
 def answers_at_size(context, index: int) -> tuple[list[Answer], list[str]]:
-    """Return the answer about a batch in each scope, and the names of what has other bits in a
-    second step on the same numbers.
+    """Return the answer about a batch in each scope.  Return also the names of what has other bits
+    in a second step on the same numbers: "loss", or leaves by their gradient, in the first scope.
 
-    The answer comes after other steps, except of a loss that loops in Python, and of a row of the
-    same code as another.  Such a row is asked in the scopes that are measured.
+    The steps of `run_before` come before each answer.  A loss that loops in Python, and a row of
+    the same code as another, leave them out, so they have no such names.  A row of the same code
+    is asked only in the scopes that are measured.
     """
     result: list[Answer] = []
     differing: list[str] = []
@@ -203,8 +206,8 @@ def check_at_size(
     """Judge the measured batch with the most padded cells; for a loss that loops over cells in
     Python, that with the fewest.  Return its errors, and what is wrong in words, "" if nothing is.
 
-    An error that rounding explains is not wrong, but ``imprecise``, where it is large beside a sum
-    whose terms cancel.
+    The largest error that is within its limit but above `Judged.precise` becomes ``imprecise`` of
+    the result: rounding explains it only since the terms of a sum cancel.
 
     Args:
         places: units in the last place that sums as large as the loss may lose, see
@@ -322,6 +325,8 @@ def gap_of(adapter: Adapter, model: Joiner, alone: Batch) -> float | None:
 def check_long(context, measured: AtSize, imprecise: bool) -> str:
     """Judge a made-up batch as long as the longest utterance of the file, if that is longer than
     the measured batch; return what is wrong in words, "" if nothing is.
+
+    A loss that loops in Python, and a row of the same code as another, are not judged.
 
     Args:
         context: a subject.Context.

@@ -41,8 +41,8 @@ STEPS = 3
 
 
 def load_all(context) -> None:
-    """Load what torch loads once: by a step of the joiner alone, and the module that torch.library,
-    checkpoint and profiler import when they are first used."""
+    """Load what torch loads once: import the module that torch.library, checkpoint and profiler
+    would import when they are first used, and run a step of the joiner alone."""
     with suppress(ImportError):  # before torch 2.0
         importlib.import_module("torch._dynamo")
     context.model.logits(context.make_batch(context.batches[0], utterances=1)).sum().backward()

@@ -34,12 +34,13 @@ from rnnt_bench.losses.step import LossStep, changed, fingerprints
 from rnnt_bench.records.schema import Sample, Stop
 from rnnt_bench.system import memory
 
-#: On a CPU the loss alone is timed on one in BATCHES_FOR_A_LOSS batches of a round.  It has at most
-#: LOSS_SHARE_OF_SECONDS of the time of the step, since its samples do not count the time in which
-#: the joiner makes the logits.
+#: On a CPU the loss alone is timed on one in BATCHES_FOR_A_LOSS batches of a round.  Its time cap
+#: is LOSS_SHARE_OF_SECONDS of the step's.  It is low, since samples do not count the time in which
+#: the joiner makes their logits.
 BATCHES_FOR_A_LOSS = 3
 LOSS_SHARE_OF_SECONDS = 0.05
-#: Samples before the memory in use is first read, and at least from then to the last reading.
+#: At least so many samples are taken before the memory in use is first read.  At least so many must
+#: follow until the last reading, to tell a leak.
 LEAST_KEPT = 3
 
 
@@ -86,7 +87,7 @@ def parts(context) -> list[Part]:
     order = rotated(batches, number)
     result = [Part(scope, warm_up, order, settings.max_seconds) for scope in scopes]
     if step_first and len(scopes) > 1:
-        # Others in the next round, since batches may be sorted by size.
+        # The next round takes other batches, since they may be sorted by size.
         count = max(1, len(batches) // BATCHES_FOR_A_LOSS)
         some = rotated(batches, number * count)[:count]
         result[-1] = Part("loss", [], some, settings.max_seconds * LOSS_SHARE_OF_SECONDS)
@@ -109,11 +110,13 @@ class OfScope:
         # the batch and the step of the last sample, whose tensors the next sample drops first
         self.latest: tuple[int, LossStep] | None = None
         self.count = 0  # of samples, without those of the warm-up
-        self.settled = max(LEAST_KEPT, len(part.batches))  # samples until each batch was measured
+        self.settled = max(LEAST_KEPT, len(part.batches))  # samples until memory is read
         self.levels: list[int] = []  # bytes in use before each further sample
 
     def sample(self, batch: int, repeat: int, warmup: bool) -> Sample:
-        """Take a sample, as a sampling.Sampler; return its record."""
+        """Take a sample, as a sampling.Sampler; return its record.
+
+        Unless it is a warm-up, note what is judged of it, and the memory in use before it."""
         self.latest = None
         if not warmup:
             if self.count == self.settled:
