@@ -111,8 +111,8 @@ def kind_title(row: Row) -> str:
 
 
 def rank(row: Row) -> tuple[Any, ...]:
-    """Return the sort key of a row: its kind, then its step's time over the fastest, then its
-    times.
+    """Return the sort key of a row: its kind, whether it is ranked by the step, its time over the
+    fastest, then its times and its name.
 
     An approximation that is faster is not the faster loss, so the kind comes first."""
     numbers = (

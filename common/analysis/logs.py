@@ -51,7 +51,7 @@ class Log:
         """Return the log with only the newest run of each implementation and configuration. Set
         the `earlier` and `stopped` rows of each."""
 
-        def same_run(row: Row, other: Row) -> bool:
+        def measure_the_same(row: Row, other: Row) -> bool:
             if (row.name, row.header.values) != (other.name, other.header.values):
                 return False
             if not row.header.run_id or not other.header.run_id:
@@ -59,7 +59,7 @@ class Log:
             different = groups.differing(row.configuration, other.configuration)
             return not different and not machines.apart(row, other)
 
-        return Log(groups.newest_of_each(self.all_rows, same_run))
+        return Log(groups.newest_of_each(self.all_rows, measure_the_same))
 
     def within(self, folders: Collection[Path]) -> Log:
         """Return the log with only the rows of these folders."""

@@ -145,8 +145,8 @@ def _batch_spread(row: Row, scope: str) -> float | None:
     times, in percent of their mean; None of one batch."""
     batches = text.gathered(
         (batch, ms)
-        for medians in row.times_of(scope).medians.values()
-        for batch, ms in medians.items()
+        for of_round in row.times_of(scope).medians.values()
+        for batch, ms in of_round.items()
     )
     medians = list(map(median, batches.values()))
     if len(medians) < 2:

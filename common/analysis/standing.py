@@ -197,8 +197,8 @@ class Standing(ratios.Evidence):
             return factor < BEYOND_LOAD
         if self.verdict == "slower":
             return False
-        is_within_interval = self.low is not None and self._by_interval() != "slower"
-        return factor < FAR or is_within_interval
+        interval_is_open = self.low is not None and self._by_interval() != "slower"
+        return factor < FAR or interval_is_open
 
     def as_json(self) -> Record:
         """Return what tables say of it."""
