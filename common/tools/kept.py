@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -139,18 +140,17 @@ def answers(
     for runs in _equal_runs(paths, tool):
         newest_first = sorted(runs, reverse=True)
         newest = newest_first[0]
-        shown = next((run for run in newest_first if not _is_empty(run.file)), newest)
-        position = newest_first.index(shown)
-        later = newest_first[:position]
+        stopped: list[_Stored] = []  # before they measured anything
         if len(runs) > 1:
             store.warn_of_clock(newest.file.parent, newest.started)
+            stopped = list(takewhile(lambda run: _is_empty(run.file), newest_first))
+        shown, *hidden = newest_first[len(stopped) :] or [newest]
         if len(paths) > 1:
-            hidden = [run.file.parent for run in newest_first[position + 1 :]]
             for path in paths:
-                store.warn_of_hidden(Path(path), hidden)
+                store.warn_of_hidden(Path(path), [run.file.parent for run in hidden])
         result = _answer_of(shown.file, answer)
-        if later and isinstance(result, Answer):
-            result.lines.append(text.stopped_later([run.file.parent.name for run in later]))
+        if stopped and shown is not newest and isinstance(result, Answer):
+            result.lines.append(text.stopped_later([run.file.parent.name for run in stopped]))
         yield result
 
 

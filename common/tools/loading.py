@@ -67,7 +67,9 @@ def load(name: str, arguments: Mapping[str, Any], device: str) -> torch.nn.Modul
 
 
 def on_device(values: Any, device: torch.device) -> Any:
-    """Return `values` with the tensors in its lists, tuples and dicts moved to a device."""
+    """Return `values` with all tensors, and what else has a method `to`, moved to a device.
+
+    Looks into lists, tuples and dicts."""
     return tree_map(lambda value: value.to(device) if hasattr(value, "to") else value, values)
 
 

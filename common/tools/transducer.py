@@ -266,7 +266,8 @@ class Imported(nn.Module):
             feature_lengths: (N,), in frames
             symbols: (N, U+1), a blank before the targets
             batch: targets and lengths, as `batch_of` returns them
-            prepared: not used, since the lengths T are those that the model returns
+            prepared: passed to the layout; the loss itself gets a new one, for the lengths T that the
+                model returns
         """
         symbol_lengths = (batch.U_lengths + 1).to(symbols.dtype)
         outputs = self.model(features, feature_lengths, symbols, symbol_lengths)

@@ -137,7 +137,9 @@ def _model(flags: Mapping[str, Any]) -> torch.nn.Module:
         raise errors.UserError(f"--device {flags['device']}: {text.first_line(error)}") from error
     if flags["register"]:
         loading.module(str(Path(flags["register"]).with_suffix(".py")))
-    return loading.load(flags["model"], arguments, flags["device"]).train(flags["train"])
+    model = loading.load(flags["model"], arguments, flags["device"])
+    model.train(flags["train"])  # a model's own train() may return nothing
+    return model
 
 
 def _utterances(flags: Mapping[str, Any]) -> dict[str, list[int]]:

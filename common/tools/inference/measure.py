@@ -114,9 +114,9 @@ class Calls:
         WrongResult where it is above TOLERANCES, or where outputs hold NaN."""
         plain = self.outputs()
         check_numbers(plain)
+        self.dtype = dtype
         if dtype == "float32":
             return None
-        self.dtype = dtype
         outputs = self.outputs()
         check_numbers(outputs)
         error = difference(plain, outputs)

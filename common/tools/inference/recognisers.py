@@ -73,7 +73,12 @@ def of_module(module: Any) -> Recogniser:
         if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         and parameter.default is parameter.empty
     ]
-    lengths_name = list(filter(LENGTHS.fullmatch, parameters))[:1]  # [] where none matches
+    by_name = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    lengths_name = list(filter(LENGTHS.fullmatch, by_name))[:1]  # [] where none matches
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         if len(required) > 1:

@@ -33,6 +33,13 @@ class Tokens:
     src_lengths: Any
 
 
+#: Type of a data set -> what its file has.
+CONTENTS = {
+    "raw": "a manifest",
+    "npy": "an array of {id, net_input: {src_tokens, src_lengths}}, as fairseq's benchmark saves it",
+    "jsonl": "JSON lines of id and tokens",
+}
+
 #: Seconds of noise to make, an audio file, or inputs.
 Example = float | Path | Tokens
 
@@ -51,7 +58,8 @@ def examples(dataset: General) -> dict[str, Example]:
         durations = dataset.made_seconds[: dataset.dataset_size]
         return {f"made-{n}-{seconds:g}s": seconds for n, seconds in enumerate(durations)}
     if not dataset.dataset_path:
-        raise UserError(f"dataset_type {dataset.dataset_type} needs dataset_path, the file to read")
+        content = CONTENTS[dataset.dataset_type]
+        raise UserError(f"dataset_type {dataset.dataset_type} needs dataset_path: {content}")
     path = Path(dataset.dataset_path)
     examples_of_file = READERS[dataset.dataset_type](path)
     result: dict[str, Example] = {}

@@ -94,7 +94,7 @@ def _loaded(config: Pipeline, index: int, seed: int) -> tuple[dict[str, Any], fl
             tokens = recognisers.noise(example, rate, seed + index)
         lengths = torch.tensor([len(tokens)])
         seconds = len(tokens) / rate
-    if tokens.dim() == 1:
+    if tokens.dim() < 2:
         tokens = tokens[None]
     return {"id": name, "src_tokens": tokens, "src_lengths": lengths}, seconds
 
