@@ -132,7 +132,9 @@ def judge_in_fork(
 ) -> None:
     """Judge cases in their order in a fork, until it ends; add their outcomes to the row.
 
-    The case at which the fork dies or hangs gets an outcome too.  Raises NotRunnable.
+    The case at which the fork dies or hangs gets an outcome too.  If the fork ends before its
+    first case, the status of the row becomes ERROR.  The row also gets what the fork tells of
+    versions and device.  Raises NotRunnable.
 
     Args:
         row: of the implementation.

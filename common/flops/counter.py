@@ -316,7 +316,8 @@ class FlopCounter:
     def _count(
         self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
     ) -> None:
-        """Count an operator that has returned `out`, and the custom functions that called it."""
+        """Count an operator that has returned `out`, and the custom functions that called it; note
+        the tensors that it took."""
         path, phase = self.modules.current()
         self._count_functions(path, phase)
         names, defaults = rules.schema_of(operator)

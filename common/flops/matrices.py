@@ -184,15 +184,15 @@ def _attention(backward: bool, call: Call) -> Count:
     them: 4 for softmax and 2 for dropout for each score, and dQ and dK scaled.  Where several heads
     share keys and values, the gradients of these are added up."""
     query, key, value = call["query"], call["key"], call["value"]
-    rows = size(query) // query.shape[-1]
-    keys = rows // query.shape[-2] * key.shape[-2]  # as if no heads shared them
-    scores = rows * key.shape[-2]
+    query_rows = size(query) // query.shape[-1]
+    key_rows = query_rows // query.shape[-2] * key.shape[-2]  # as if no heads shared keys
+    scores = query_rows * key.shape[-2]
     features = key.shape[-1] + value.shape[-1]
-    others = size(query) + keys * key.shape[-1]
+    others = size(query) + key_rows * key.shape[-1]
     if call["dropout_p"]:
         others += 2 * scores
     if backward:
-        others += 4 * scores + keys * features - size(key) - size(value)
+        others += 4 * scores + key_rows * features - size(key) - size(value)
         return products(2 * scores * features, others)
     others += 3 * scores
     if call["attn_mask"] is not None or call["attn_bias"] is not None or call["is_causal"]:

@@ -237,7 +237,8 @@ class Entry(NamedTuple):
 
 
 def contents(sections: Sequence[parts.Section]) -> list[Entry]:
-    """Return the page's contents: the sections and, on a page with few, their tables and plots."""
+    """Return the page's contents: the sections and, on a page with few, the tables and plots of
+    those that are not folded."""
     entries = []
     for section in sections:
         entries.append(Entry(section.id, section.title, section.heading))

@@ -134,12 +134,14 @@ def made(
     """Return what a class or function `maker` makes.  Raises UserError where it fails, and for a
     wrong or missing argument.
 
-    name: for messages; absent: the reason given where a file is not there, see `not_here`."""
+    name: for messages; device: "meta" makes it without memory, where the initialisation of its
+    weights allows that, and any other device has no effect; absent: the reason given where a file
+    is not there, see `not_here`."""
     if not callable(maker):
         raise UserError(f"{name} is no class, function or model, but {type(maker).__name__}")
     _check_arguments(name, maker, arguments)
     try:
-        if device == "meta":  # without memory, where the initialisation of its weights allows that
+        if device == "meta":
             with suppress(NotImplementedError, RuntimeError), torch.device("meta"):
                 return maker(**arguments)
         return maker(**arguments)

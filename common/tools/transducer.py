@@ -136,14 +136,16 @@ class Criterion(nn.Module):
         else:
             self.rnnt_loss = Part()
 
-    def forward(self, batch: Batch, prepared: Any, scores: Sequence[torch.Tensor]) -> torch.Tensor:
+    def forward(
+        self, batch: Batch, prepared: Any, unprojected: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
         """Return the summed loss.
 
-        batch: has what the joiner adds up; prepared: what the adapter made of the labels; scores:
-        the outputs of encoder and decoder, which the pruned loss projects."""
+        batch: has what the joiner adds up; prepared: what the adapter made of the labels;
+        unprojected: the outputs of encoder and decoder, which a pruned loss projects to V."""
         outputs = (batch.encoder_out, batch.decoder_out)
         if isinstance(self.layout, layouts.Pruned):
-            simple, arcs = self.rnnt_loss_simple(partial(self._simple, prepared), *scores)
+            simple, arcs = self.rnnt_loss_simple(partial(self._simple, prepared), *unprojected)
             pruned_loss = partial(self._pruned, batch, prepared, arcs)
             pruned = self.rnnt_loss_pruned(pruned_loss, *outputs)
             return layouts.SIMPLE_LOSS_SCALE * simple + pruned

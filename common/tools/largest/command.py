@@ -430,8 +430,9 @@ def _steps(arguments: argparse.Namespace, vocab_size: int, device: str) -> bucke
 def memory_limit(asked: str | None, device: str) -> tuple[str, int | None]:
     """Return the memory limit in words, and in bytes; None for the bytes on CUDA.
 
-    On a CPU it is no more than is available; a warning says so where more is asked for.  Raises
-    UserError without /proc.
+    On a CPU it is SHARE_OF_AVAILABLE of the available memory where no limit is asked for.  It is so
+    too where more than the available memory is asked for, and a warning says so.  Raises UserError
+    without /proc.
 
     asked: text of --memory-limit; None for what is available"""
     words = f"--memory-limit {asked}" if asked else "what is available"

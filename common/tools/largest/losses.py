@@ -95,13 +95,15 @@ def answer(kept: Kept) -> Answer:
         return buckets.answer(kept)
     config = schema.typed(kept.header.config, Losses)
     kinds = config.kinds
-    ends = [outcome(config, search, kept) for search in config.losses]
-    exact = [end for end in ends if kinds[end.name] in ("exact", BY_UTTERANCE)]
-    approximate = [end for end in ends if kinds[end.name] == "pruned"]
+    states = [outcome(config, search, kept) for search in config.losses]
+    exact = [state for state in states if kinds[state.name] in ("exact", BY_UTTERANCE)]
+    approximate = [state for state in states if kinds[state.name] == "pruned"]
     rank = list(KINDS).index
-    ranked = sorted(ends, key=lambda end: (rank(kinds[end.name]), -(end.size or 0), end.name))
+    ranked = sorted(
+        states, key=lambda state: (rank(kinds[state.name]), -(state.size or 0), state.name)
+    )
     # Why a row cannot run here stands below the table, among the failures.
-    table = [_cells(config, end, kept) for end in ranked if end.status not in NOT_RUNNABLE]
+    table = [_cells(config, state, kept) for state in ranked if state.status not in NOT_RUNNABLE]
     title = f"The largest batch, in {config.unit}, within {config.limit}"
     return Answer(
         kept.header.name,
@@ -111,61 +113,63 @@ def answer(kept: Kept) -> Answer:
         ],
         tables=[tabulated("largest", title, table)] if table else [],
         lines=[*kept.machine, ", ".join(config.words)],
-        failures=[f"{end.name}: {end.status}: {end.reason}" for end in ends if end.reason],
-        rows=[_values(config, end) for end in ranked],
-        statuses=["error" if end.status == "wrong" else end.status for end in ends],
+        failures=[
+            f"{state.name}: {state.status}: {state.reason}" for state in states if state.reason
+        ],
+        rows=[_values(config, state) for state in ranked],
+        statuses=["error" if state.status == "wrong" else state.status for state in states],
     )
 
 
-def _values(config: Losses, end: Outcome) -> Values:
+def _values(config: Losses, state: Outcome) -> Values:
     """Return the row of a loss for CSV and JSON."""
     return {
-        "implementation": end.name,
-        "kind": config.kinds[end.name],
-        "status": end.status,
-        "reason": end.reason,
-        "largest": end.size,
+        "implementation": state.name,
+        "kind": config.kinds[state.name],
+        "status": state.status,
+        "reason": state.reason,
+        "largest": state.size,
         "unit": config.unit,
-        "limited_by": end.limited_by,
-        "limit_bytes": end.tries[0].limit_bytes if end.tries else None,
-        "peak_mb": end.peak_mb,
+        "limited_by": state.limited_by,
+        "limit_bytes": state.tries[0].limit_bytes if state.tries else None,
+        "peak_mb": state.peak_mb,
     }
 
 
-def _cells(config: Losses, end: Outcome, kept: Kept) -> dict[str, Cell]:
+def _cells(config: Losses, state: Outcome, kept: Kept) -> dict[str, Cell]:
     """Return the row of a loss in the table."""
     within = heaviest = "-"
-    if end.tries:
-        step = end.tries[0]  # the first is the heaviest
+    if state.tries:
+        step = state.tries[0]  # the first is the heaviest
         within = amount(step.limit_bytes)
         heaviest = f"{step.N} x {step.T} x {step.U + 1}"
-    limited_by = end.limited_by or "-"
+    limited_by = state.limited_by or "-"
     if limited_by == "cap":
         limited_by = "--largest-cap" if config.capped else "all there are"
-    where = kept.job(f"{end.name} correctness").environment or schema.Environment()
+    where = kept.job(f"{state.name} correctness").environment or schema.Environment()
     return {
-        "implementation": Cell(end.name),
-        "kind": Cell(TITLES.get(config.kinds[end.name], "")),
-        "status": Cell(end.status),
+        "implementation": Cell(state.name),
+        "kind": Cell(TITLES.get(config.kinds[state.name], "")),
+        "status": Cell(state.status),
         "within": Cell(within),
-        "largest that fits": Cell(end.shown, end.size),
+        "largest that fits": Cell(state.shown, state.size),
         "limited by": Cell(limited_by),
         "heaviest batch N x T x U+1": Cell(heaviest),
-        "peak MB": measured(end.peak_mb),
+        "peak MB": measured(state.peak_mb),
         "torch": Cell((where.torch or "-").partition("+")[0]),
         "version": Cell(where.implementation_version or "-"),
     }
 
 
-def _verdict(title: str, ends: Sequence[Outcome], unit: str) -> list[str]:
+def _verdict(title: str, states: Sequence[Outcome], unit: str) -> list[str]:
     """Return the loss with the largest batch in a line; [] where nothing fits.
 
     It is such as "largest batch, exact: fused, 48 utterances; next is k2 at 6".  Losses within
     TOLERANCE of the best are named beside it.  It is withheld where a search did not end."""
-    sizes = {end.name: end.size for end in ends if end.size and end.status != "wrong"}
+    sizes = {state.name: state.size for state in states if state.size and state.status != "wrong"}
     if not sizes:
         return []
-    unfinished = [end.name for end in ends if end.name in sizes and end.status != "ok"]
+    unfinished = [state.name for state in states if state.name in sizes and state.status != "ok"]
     if unfinished:
         words = f"the search of {', '.join(unfinished)} did not end; --resume goes on"
         return [f"largest batch, {title}: withheld: {words}"]

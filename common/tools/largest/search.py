@@ -68,28 +68,28 @@ def size_to_try(
     if not answers:
         return min(max(start, low), cap)
     step = min(1.0, stride * 2 ** (len(answers) - 1))
-    fits, fails = bounds(answers)
-    if fails is None:
+    fitting, failing = bounds(answers)
+    if failing is None:
         largest = max(answers)
         larger = max(int((1 + step) * largest), largest + 1)
         return min(larger, cap) if largest < cap else None
-    if fits is None:
-        smaller = max((low - 1 + fails) // 2, int((1 - step) * fails))
-        return smaller if fails > low else None
-    gap = fails - fits
-    return fits + gap // 2 if gap > max(1, int(TOLERANCE * fits)) else None
+    if fitting is None:
+        smaller = max((low - 1 + failing) // 2, int((1 - step) * failing))
+        return smaller if failing > low else None
+    gap = failing - fitting
+    return fitting + gap // 2 if gap > max(1, int(TOLERANCE * fitting)) else None
 
 
 def bounds(answers: Mapping[int, bool]) -> tuple[int | None, int | None]:
     """Return the largest size that fits, and the smallest that does not; None where there is none.
 
     A size that fits above one that does not is ignored."""
-    fails = min((size for size, fits in answers.items() if not fits), default=None)
-    fits = max(
-        (size for size, fits in answers.items() if fits and (fails is None or size < fails)),
+    failing = min((size for size, fits in answers.items() if not fits), default=None)
+    fitting = max(
+        (size for size, fits in answers.items() if fits and (failing is None or size < failing)),
         default=None,
     )
-    return fits, fails
+    return fitting, failing
 
 
 class Outcome(Struct):
