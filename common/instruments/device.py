@@ -138,7 +138,8 @@ def facts(device: Any) -> dict[str, Any]:
 
 
 def environment(settings: Settings, device: Any) -> Environment:
-    """Return the ``environment`` record of a job that runs in this process."""
+    """Return the ``environment`` record of a job that runs in this process, without the fields of a
+    loss and its batches."""
     import torch
 
     cpus = memory.proc_field("/proc/self/status", "Cpus_allowed_list")

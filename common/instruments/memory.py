@@ -45,7 +45,8 @@ MAKING = 4
 
 
 def held(device: torch.device) -> dict[str, int]:
-    """Return how many bytes are in use now, by the counters of a ``memory`` record.
+    """Give unused memory back to the system; return how many bytes are then in use, by the counters
+    of a ``memory`` record.
 
     On a CPU, the blocks that malloc maps one by one count, and the memory of child processes.  Small
     blocks do not: they are of modules that are imported late, and not of a step.

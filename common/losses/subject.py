@@ -30,7 +30,7 @@ class Context:
     model: Any  # rnnt_bench.losses.inputs.Joiner
     all_batches: Any  # all batches of the shape file
     batches: list[int]  # the measured ones, as indices into all_batches
-    round: int | None = 1
+    round: int | None = 1  # of the timing pass; None in other passes
     forward_only: bool = False  # --mode forward; the correctness pass judges gradients in any case
     folder: Path | None = None  # where traces go
     # the folder where the jobs of the run leave right answers, see step.remembered
