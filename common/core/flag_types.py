@@ -275,8 +275,8 @@ SIZES = {
 #: Their numbers of tokens are estimates, from 38 LibriSpeech utterances (299 s, in lhotse's tests).
 #: These have 4211 characters, spaces included: 0.567 per frame at x4.  shape_info.pt has 0.213
 #: BPE-500 tokens per frame, which is 2.66 times less.  BPE models trained on other English books
-#: (1.1 million words of Project Gutenberg) give the 38 transcripts 1600 tokens at 500 symbols (0.215
-#: per frame, as shape_info.pt) and 1057 at 4096, which is 0.66 times as many.
+#: (1.1 million words of Project Gutenberg) give the 38 transcripts 1600 tokens at 500 symbols
+#: (0.215 per frame, as shape_info.pt) and 1057 at 4096, which is 0.66 times as many.
 WORKLOADS = {
     "bpe500": "the shape file as it is (V 500; 50 with quick)",
     "bpe4096-x8": "a large vocabulary behind a strong front end: V 4096, x8 frames, 0.66 times the tokens",

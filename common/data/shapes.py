@@ -256,8 +256,8 @@ def symbols(shape: tuple[int, int], vocab_size: int, *key: int) -> np.ndarray:
     return numbers.astype(np.int32).reshape(shape)
 
 
-#: Published figures of LibriSpeech train-clean-100 at speeds 0.9, 1.0 and 1.1: percentiles of T, and
-#: of U per 1000 T for utterances whose T is within a bin.
+#: Published figures of LibriSpeech train-clean-100 at speeds 0.9, 1.0 and 1.1: percentiles of T,
+#: and of U per 1000 T for utterances whose T is within a bin.
 FIGURES = Path(__file__).with_name("train_clean_100_shapes.json")
 #: Seed of the committed shape_info.pt.  Of the seeds 0 to 299, 36 give the published batches:
 #: 2,772 or 2,773 sorted ones at 10,000 frames, and 0.504 or 0.505 useful/padded cells in batches of

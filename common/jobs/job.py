@@ -209,8 +209,8 @@ class Task(Runnable):
         return replace(super().spec(settings, folder), takes=self.takes, leaves=self.leaves)
 
 
-#: What differs in the jobs of a control under FAST_MKL, a row that is timed again with faster matrix
-#: products: it is timed in steps, since the loss alone has none.
+#: What differs in the jobs of a control under FAST_MKL, a row that is timed again with faster
+#: matrix products: only whole steps are timed, since the loss alone has no such products.
 FAST_MKL_OVERRIDES: Overrides = (("scopes", ("step",)),)
 
 
@@ -240,11 +240,11 @@ def plan(names: Sequence[str], settings: Settings, controls: Collection[str] = (
             ]
             generator.shuffle(order)
             jobs += [job(name, "timing", number) for name in order]
-    others = [name for name in names if name not in controls]
+    without_controls = [name for name in names if name not in controls]
     if "memory" in settings.passes:
-        jobs += [job(name, "memory") for name in others]
+        jobs += [job(name, "memory") for name in without_controls]
     if "trace" in settings.passes:
-        jobs += [job(name, "trace") for name in others if find(name).kind != BY_UTTERANCE]
+        jobs += [job(name, "trace") for name in without_controls if find(name).kind != BY_UTTERANCE]
     return jobs
 
 

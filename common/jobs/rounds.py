@@ -57,6 +57,7 @@ def measure(
     with_limits = list(rounds)[::LIMITS_EVERY] if limits else []
     optional = [number for number in rounds if number > FEWEST_IN_BUDGET and budget < math.inf]
     certain = [number for number in rounds if number not in optional]
+    # (number of the round, 0 for a job without one; row and pass)
     expected = [(number, LIMITS) for number in with_limits]
     expected += [(job.round or 0, job.row_pass) for job in pending]
     progress.deadline = time.monotonic() + budget
@@ -64,18 +65,18 @@ def measure(
         [row_pass for number, row_pass in expected if number not in optional],
         [row_pass for number, row_pass in expected if number in optional],
     )
-    timed = Rounds(session)
-    # They come first, since a loss that is wrong is not timed.
+    timing = Rounds(session)
+    # The correctness jobs come first, since a loss that is wrong is not timed.
     session.carry_out_all([job for job in pending if job.pass_name == "correctness"])
     for number in certain:
-        timed.run(number, rounds[number], number in with_limits)
+        timing.run(number, rounds[number], number in with_limits)
     session.carry_out_all(
         [job for job in pending if job.pass_name not in ("correctness", "timing")]
     )
     for number in optional:
-        timed.run(number, rounds[number], number in with_limits)
+        timing.run(number, rounds[number], number in with_limits)
     if wait:
-        timed.repeat(list(_by_round(jobs).values()), wait)
+        timing.repeat(list(_by_round(jobs).values()), wait)
 
 
 def _by_round(jobs: Sequence[Job]) -> dict[int, list[Job]]:

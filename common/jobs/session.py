@@ -79,10 +79,10 @@ class Executor:
     def disturbance(self, settings: Settings, seconds: float = 0.0) -> str:
         """Return how busy other processes keep this machine: "load 24 on 2 cores, others use 97% of
         the CPU"; "" if it is quiet.  seconds: how long to look."""
-        others = machine.ForeignLoad()
+        load = machine.ForeignLoad()
         time.sleep(seconds)
         on_cpu = settings.device.partition(":")[0] == "cpu"
-        return machine.disturbance(others, settings.threads if on_cpu else 1)
+        return machine.disturbance(load, settings.threads if on_cpu else 1)
 
     def get_ready(
         self, jobs: Sequence[Job], python_of: Mapping[str, Choice], settings: Settings

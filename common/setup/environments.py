@@ -285,8 +285,8 @@ def reason(name: str) -> str:
 def setup(names: Iterable[str] = ()) -> int:
     """Make the environments that are not current, and return an exit code.
 
-    It is EXIT_FAILED only if a required environment (main) cannot be made; of others the reason is
-    kept.  An environment is also made anew if it supports the running Python but has another one.
+    It is EXIT_FAILED only if a required environment (main) cannot be made; if another one cannot,
+    the reason is kept.  An environment is also made anew if it supports the running Python but has another one.
     Raises UserError for an unknown name.
 
     names: default: all but the optional ones that are not there."""

@@ -259,7 +259,7 @@ def load(package: str, device: str) -> ModuleType:
 
     device: "cpu", "cuda" or simulated.DEVICE."""
     if device != simulated.DEVICE:  # for which no installed package is built
-        # It may not be installed, or be built for another torch, or lack a shared library (OSError).
+        # It may not be installed, be built for another torch, or lack a shared library (OSError).
         with suppress(ImportError, OSError):
             return importlib.import_module(package)
     # Submodules that were imported before an error must not be mixed with those of our build.

@@ -78,8 +78,9 @@ NO_MEMORY = (
     "memoryerror",
     "thread creation failed",
 )
-#: An error of torch's stable ABI, which torchaudio's kernels use: "aoti_torch_empty_strided(...) API
-#: call failed".  Functions that make a tensor fail only for lack of memory, which they do not say.
+#: An error of torch's stable ABI, which torchaudio's kernels use: "aoti_torch_empty_strided(...)
+#: API call failed".  Functions that make a tensor fail only for lack of memory, which they do not
+#: say.
 NO_TENSOR = re.compile(
     r"(aten::|aoti_torch_)(new_)?(empty|zeros|ones|full)\w*\b.*api call failed", re.DOTALL
 )

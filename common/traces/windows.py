@@ -199,7 +199,7 @@ class Curve:
     Attributes:
         ms: milliseconds since the step began, of each point of the curve
         mb: MB allocated at that point, above what was allocated when the step began
-        stage_mb: the highest of these while each labelled stage ran
+        stage_mb: name of a labelled stage -> the highest of these while it ran
     """
 
     file: str
