@@ -162,17 +162,18 @@ def arc_losses(
     blank: int = 0,
     topology: Topology = REGULAR,
 ) -> torch.Tensor:
-    """Return the (N,) float64 losses of log-probabilities; they are differentiable.
+    """Return the (N,) float64 losses of log-probabilities, on the CPU; they are differentiable.
 
     Cells outside an utterance's (T, U+1) get zero gradient.
 
     Args:
-        log_probs: (N, T, U+1, V) on the CPU, taken as they are, normalised or not.
+        log_probs: (N, T, U+1, V), taken as they are, normalised or not.
         targets: (N, U) integers.
         topology: one whose parts are blank and the next target alone.
     """
-    following = next_targets(targets, *log_probs.shape[1:3])
-    return _Lattice.apply(chosen(log_probs, following, blank).double(), shapes, topology)
+    following = next_targets(targets.cpu(), *log_probs.shape[1:3])
+    parts = chosen(log_probs.cpu(), following, blank).double()
+    return _Lattice.apply(parts, shapes, topology)
 
 
 def losses(
