@@ -164,7 +164,8 @@ def short(name: str) -> str:
 
 
 def tables(matrix: Matrix) -> list[Table]:
-    """Return a table for each kind of loss that has a loss that is not as asked in every case."""
+    """Return a table for each kind of loss; none for a kind whose losses are all as asked in every
+    case."""
     by_kind = text.gathered((row.kind, row) for row in matrix.judged)
     ordered = dict.fromkeys([*KINDS, *by_kind])
     every = [_table(kind, by_kind[kind], matrix.cases) for kind in ordered if kind in by_kind]
@@ -174,7 +175,8 @@ def tables(matrix: Matrix) -> list[Table]:
 def _table(kind: str, rows: Sequence[Row], cases: Sequence[Question]) -> Table:
     """Return the table of a kind of loss, with the cases in which a loss is not as asked.
 
-    The losses that are not as asked in every case are its columns; the title names the others.
+    Its columns are the losses that are not as asked in at least one case; the title names the other
+    losses of the kind.
     """
     columns = [row for row in rows if _odd_cases(row, cases)]
     heads = [Column(short(row.name), False, centered=True) for row in columns]

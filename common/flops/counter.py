@@ -150,7 +150,8 @@ class Modules:
         return rows
 
     def _push(self, module: torch.nn.Module) -> None:
-        """Begin the call of a module."""
+        """Begin the call of a module, and count it; a module that is no part of the model gets a
+        path here."""
         if id(module) not in self._paths:  # it is no part of the model
             path = type(module).__name__
             if self._stack:
@@ -269,6 +270,8 @@ class FlopCounter:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        """Warn of the modules that ran unseen, unless an exception ends the context.  Raises
+        UserError where the counter is strict."""
         self._inside.close()
         if any(error):
             return

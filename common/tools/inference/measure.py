@@ -130,7 +130,8 @@ class Calls:
     def outputs(self, at_first_symbol: Callable[[], None] = lambda: None) -> Any:
         """Make one call; return its outputs, a list of pieces where the model streams.
 
-        Raises WrongResult where the model returns None."""
+        Only a stream calls `at_first_symbol` and sets `streamed`, both at its first symbol; without
+        one `streamed` is False.  Raises WrongResult where the model returns None."""
         self.streamed = False
         N, samples = self.waves.shape
         device = self.waves.device
@@ -147,7 +148,8 @@ class Calls:
         return outputs
 
     def _pieces(self, stream: Iterable[Any], at_first_symbol: Callable[[], None]) -> list[Any]:
-        """Return all pieces of a stream; call `at_first_symbol` at the first that is not empty."""
+        """Return all pieces of a stream; at the first that is not empty set `streamed`, and call
+        `at_first_symbol`."""
         pieces = []
         for piece in stream:
             pieces.append(piece)

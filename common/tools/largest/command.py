@@ -378,7 +378,8 @@ def _utterances(path: Path, bpe_model: Path | None) -> tuple[Any, float]:
     """Return feature frames and tokens of each utterance, (utterances, 2), and the seconds of a
     frame.
 
-    path: a shape file, or a manifest of lhotse, whose tokens `bpe_model` counts."""
+    path: a shape file, or a manifest of lhotse, whose tokens `bpe_model` counts.  Raises UserError,
+    also for a manifest without `bpe_model`."""
     from rnnt_bench.data import batching, generation, shapes  # with numpy, which --help needs not
 
     if not is_manifest(path):

@@ -222,7 +222,8 @@ class Spans:
 def by_patterns(model: torch.nn.Module, patterns: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return the label of each module whose path matches a pattern of the label, by path.
 
-    * and ? match within a name of the path.  Raises UserError for a pattern that matches none."""
+    * and ? match within a name of the path.  A module that several labels match has the first of
+    them.  Raises UserError for a pattern that matches none."""
     paths = [path for path, _ in model.named_modules() if path]
     label_of: dict[str, str] = {}
     for label, of_label in patterns.items():
