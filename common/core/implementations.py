@@ -331,7 +331,8 @@ def with_variants() -> list[Implementation]:
 class Attributes:
     """Hold those attributes of a script's ADAPTER that are read without its loss, with defaults.
 
-    They may be a user's, so `_add_row` checks `name` and `variants`."""
+    losses.adapter.Adapter says what they mean.  They may be a user's, so `_add_row` checks `name`
+    and `variants`."""
 
     name: Any = ""  # str
     hint: str = ""

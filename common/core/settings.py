@@ -666,7 +666,8 @@ def rounds_of(kind: str, rounds: int) -> int:
 def in_rows(values: Values, device: str | None, kind: str | None) -> dict[str, Any]:
     """Return the settings that tell the rows of tables apart: those with `label` or `in_rows`.
 
-    A value is None if the record does not have it, or if it has no effect on the device or kind.
+    A value is None if it has no effect on the device or kind, or is not known.
+    Setting.default_is_usual and Setting.unset say what replaces a value that the record lacks.
 
     values: the settings of a record; {} for a record that has none.  device: "cpu" or "cuda".
     kind: of the loss."""
@@ -711,6 +712,9 @@ def heading(values: Values) -> list[str]:
 
 def resolve(flags: Values, device: str) -> Settings:
     """Return the settings of a run: flags win over the preset, which wins over the defaults.
+
+    Of a setting's `presets`, the value for size and workload together wins over that for the
+    workload, which wins over that for the size.
 
     Raises UserError for a flag that has no effect on this device or with the other settings.
 

@@ -234,11 +234,11 @@ class Rounds:
         len(rounds) repetitions are made in all, and none begins after the deadline of --budget.
 
         A round is repeated as a whole, when the machine is quiet.  The new times replace the old
-        ones, whichever are shorter.
+        ones, whichever are shorter.  If the machine is not quiet in time, no more are repeated.
 
         rounds: the jobs of each round; wait: seconds to wait for a quiet machine, in all."""
         session, progress = self.session, self.session.progress
-        patience = wait
+        wait_left = wait
         repetitions_left = len(rounds)
         while again := self._loaded_rounds(rounds)[:repetitions_left]:
             repetitions_left -= len(again)
@@ -255,12 +255,12 @@ class Rounds:
             for jobs in again:
                 began = time.monotonic()
                 while session.executor.disturbance(session.settings, LOOK_SECONDS):
-                    if time.monotonic() - began > patience:
+                    if time.monotonic() - began > wait_left:
                         progress.say(
                             f"the machine was not quiet within {wait:g} s (--wait): what is left is not repeated"
                         )
                         return
-                patience -= time.monotonic() - began
+                wait_left -= time.monotonic() - began
                 if time.monotonic() >= progress.deadline:
                     break
                 for job in filter(self._can_repeat, jobs):
