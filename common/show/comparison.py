@@ -63,7 +63,7 @@ class Line(NamedTuple):
 
     @property
     def is_explained(self) -> bool:
-        """Tell whether its reason is shown: of every time, and of what is not the same."""
+        """Tell whether the reason is shown: it is for every time, and for what is not "same"."""
         return self.what.endswith(" time") or self.verdict != "same"
 
 

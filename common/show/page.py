@@ -224,7 +224,8 @@ def _drawn(section: parts.Section, base: Path) -> Rendered:
     return Rendered(section, html, finite(figures, digits=6))  # the rounding is far below a pixel
 
 
-#: A page with more sections than this lists only them in its contents, not their tables and plots.
+#: The contents of a page with more sections than this list the sections alone, without their tables
+#: and plots.
 MOST_IN_PARTS = 3
 
 

@@ -452,7 +452,7 @@ class Lane(NamedTuple):
 
     @property
     def changes(self) -> list[float]:
-        """Return how far each sample is from its median, as a share of it."""
+        """Return how far each sample is from its median, as a share of that median."""
         return [item.relative - 1 for item in self.timed]
 
     @property

@@ -52,8 +52,8 @@ class Recogniser(NamedTuple):
     Attributes:
         call: takes waves (N, samples), float32, and lengths (N,) in samples, int64; returns outputs
         sample_rate: of the waves, Hz
-        stream: takes the same; yields pieces of the outputs, which are None or empty until there is
-            a first symbol
+        stream: takes what `call` takes; yields pieces of the outputs, which are None or empty until
+            there is a first symbol
     """
 
     call: Callable[[torch.Tensor, torch.Tensor], Any]

@@ -139,8 +139,8 @@ def positions(config: Profile) -> list[Position]:
 def is_skipped(position: Position, grid: Dimensions) -> bool:
     """Tell whether a triangle leaves out a position: long audio in large batches.
 
-    The first row and the first column stay.  Of the others those are left out whose row and column,
-    counted from 0, add up to at least half of the rows and columns together."""
+    The first row and the first column stay.  Any other position is left out if the numbers of its
+    row and its column, from 0, add up to at least half of the count of rows and columns."""
     row = grid.audio_mockup_secs.index(position.seconds)
     column = grid.batch_sizes.index(position.size)
     half = (len(grid.audio_mockup_secs) + len(grid.batch_sizes)) / 2
@@ -168,7 +168,7 @@ class Cell(Struct, kw_only=True):
         process_peak_bytes: resident peak of the process
         profiled: number of calls under torch.profiler
         cpu_us, cuda_us: self time of all operators in these calls together
-        cpu_peak_bytes, cuda_peak_bytes: highest running sum of allocations within one of them
+        cpu_peak_bytes, cuda_peak_bytes: highest running sum of allocations within one such call
     """
 
     wall_ns: Annotated[list[int], Meta(min_length=1)]

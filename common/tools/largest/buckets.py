@@ -48,7 +48,7 @@ class Bucket(Struct, frozen=True):
 
     Attributes:
         T: frames of the longest
-        U: tokens that PERCENTILE of them do not exceed
+        U: tokens that PERCENTILE percent of the utterances do not exceed
         count: number of utterances
         frames: sum over all utterances
         beyond: number of utterances with more than U tokens
@@ -98,7 +98,7 @@ class Steps(Request, tag="steps", kw_only=True):
         share: part of the limit that the steps may take
         loss: its name; "" for the model's own
         tries: a step for each bucket
-        rounds: how many times each of them is run
+        rounds: how many times each of the tries is run
     """
 
     model: str

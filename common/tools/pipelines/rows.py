@@ -40,8 +40,8 @@ NUMBERS = (
     metric("macs", "MACs", text.quantity, better="lower"),
     metric("flops", "FLOPs", text.quantity, better="lower"),
 )
-#: Numbers that add up over the stages, which run one after the other.  Of the others, which are
-#: memory, the largest counts.
+#: Numbers that add up over the stages, which run one after the other.  Of the other numbers,
+#: which are bytes of memory, the largest counts.
 ADDED = ("run_time_s", "rtf", "macs", "flops")
 #: Type of a classic system -> how many stages it may have.
 MODEL_TYPES = {

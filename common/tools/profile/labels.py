@@ -42,7 +42,7 @@ class Call:
     Attributes:
         path: of the module
         family: the calls that it lies in, outermost first, and itself
-        chain: the labels of these
+        chain: the labels of the calls in the family
     """
 
     def __init__(self, path: str, label: str, above: Sequence[Call]):

@@ -392,7 +392,7 @@ class Profiling:
     def trace_memory(self, folder: Path) -> list[rows.Memory]:
         """Trace steps; return the memory of each label and phase.
 
-        The traces go to `folder`, in place of those that are there."""
+        The traces go to `folder`, in place of earlier ones."""
         reader.remove(folder)
         active = self.choice.trace_steps
         schedule = {"wait": 0, "warmup": 1, "active": active, "repeat": 1}

@@ -32,7 +32,7 @@ OWN_PARTS = {
 
 
 class Choice(Struct, kw_only=True, frozen=True):
-    """Hold the model to profile, and how, as the flags of these names.
+    """Hold the model to profile, and how to profile it.  Most attributes are named for their flags.
 
     Attributes:
         sizes: of the Conformer transducer
@@ -67,7 +67,13 @@ class Profile(Struct, kw_only=True):
 
 
 class Batch(Struct, kw_only=True):
-    """Hold the size of a batch: utterances, feature frames and tokens of all and of the longest."""
+    """Hold the size of a batch.
+
+    Attributes:
+        N: number of utterances
+        frames, tokens: feature frames and tokens of all utterances together
+        frames_max, T_max, U_max: the most feature frames, encoder frames and tokens of an utterance
+    """
 
     N: int
     frames: int
