@@ -38,7 +38,7 @@ class Log:
         self.all_rows = all_rows
         self.rows = [row for row in all_rows if not row.header.values]
         self.swept = [row for row in all_rows if row.header.values]
-        look_of = style.looks({row.name: row.kind for row in all_rows})
+        look_of = style.looks_of({row.name: row.kind for row in all_rows})
         for row in all_rows:
             row.look = look_of[row.name]
 

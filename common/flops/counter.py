@@ -135,7 +135,7 @@ class Modules:
         """Return the path, class, calls and numbers of own parameters of each module."""
         rows = []
         for path, module in self.modules.items():
-            own = {
+            own_weights = {
                 weight for weight in _weights(module) if self._paths.get(id(weight), path) == path
             }
             rows.append(
@@ -143,8 +143,12 @@ class Modules:
                     "path": path,
                     "class": type(module).__name__,
                     "calls": self.calls[path],
-                    "trainable": sum(weight.numel() for weight in own if weight.requires_grad),
-                    "frozen": sum(weight.numel() for weight in own if not weight.requires_grad),
+                    "trainable": sum(
+                        weight.numel() for weight in own_weights if weight.requires_grad
+                    ),
+                    "frozen": sum(
+                        weight.numel() for weight in own_weights if not weight.requires_grad
+                    ),
                 }
             )
         return rows

@@ -2,8 +2,8 @@
 
 Every judge of a loss calls `allowed`: for the small batches, the measured batch, the losses after
 timing and the conformance cases.  The float64 oracle gets the same numbers as the loss, so a right
-loss differs from it by rounding alone (Higham 2002, Accuracy and Stability of Numerical Algorithms,
-2.2, 3.1, 4.2):
+loss differs from it by rounding alone.  By Higham 2002, Accuracy and Stability of Numerical
+Algorithms, 2.2, 3.1 and 4.2:
 
 - A step of a path adds a log-probability, which is a score (a logit) less its normaliser.  Each of
   the two has an error of half a unit in the last place: eps / 2 of the largest score.  A product of

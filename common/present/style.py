@@ -93,7 +93,7 @@ class Look(NamedTuple):
     form: int = 0
 
 
-def looks(kinds: Mapping[str, str | None]) -> dict[str, Look]:
+def looks_of(kinds: Mapping[str, str | None]) -> dict[str, Look]:
     """Return a different look for each implementation.
 
     The colour is that of its package, the form the first free one of that colour.  Pruned losses

@@ -393,11 +393,11 @@ def title(changes: Changes) -> str:
 
 def _figure(changes: Changes) -> parts.Figure | None:
     """Draw the ratio of each time that is compared; return None where none is."""
-    looks = style.looks({change.pair.new.name: change.pair.new.kind for change in changes})
+    look_of = style.looks_of({change.pair.new.name: change.pair.new.kind for change in changes})
     dots = [
         plots.Dot(
             f"{change.pair.name}, {scope}",
-            looks[time.row.name],
+            look_of[time.row.name],
             time.factor,
             time.low,
             time.high,

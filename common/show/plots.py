@@ -188,41 +188,41 @@ def positions(rows: Rows) -> list[Position]:
     ]
 
 
-def front(places: Sequence[Position]) -> list[Position]:
+def front(drawn: Sequence[Position]) -> list[Position]:
     """Return the Pareto front, the fastest first: the exact losses for which no other exact loss is
     both faster and smaller."""
-    exact = [place for place in places if place.is_ranked and place.row.kind != "pruned"]
+    exact = [position for position in drawn if position.is_ranked and position.row.kind != "pruned"]
     result: list[Position] = []
-    for place in sorted(exact, key=lambda place: (place.time.median, place.mb)):
-        if not result or place.mb < result[-1].mb:
-            result.append(place)
+    for position in sorted(exact, key=lambda position: (position.time.median, position.mb)):
+        if not result or position.mb < result[-1].mb:
+            result.append(position)
     return result
 
 
 def time_and_memory(rows: Rows) -> Figure | None:
     """Draw time against peak memory, with a line along the Pareto front; return None where fewer
     than two rows have both. Rows that are not ranked have hollow symbols."""
-    places = positions(rows)
-    if len(places) < 2:
+    drawn = positions(rows)
+    if len(drawn) < 2:
         return None
-    across = style.span(_ends(place.time for place in places))
-    up = style.span([place.mb for place in places])
-    best = front(places)
+    across = style.span(_ends(position.time for position in drawn))
+    up = style.span([position.mb for position in drawn])
+    best = front(drawn)
     data, sentences = [], []
     if best:
-        corners = [(place.time.median, place.mb) for place in best]
+        corners = [(position.time.median, position.mb) for position in best]
         corners = [(corners[0][0], up.high), *corners, (across.high, corners[-1][1])]
         line = {"shape": "hv", "dash": "dot", "width": 2.5, "color": style.INK}
         data.append(style.points("Pareto front", corners, {}, mode="lines", line=line))
-        names = ", ".join(place.row.label for place in best)
+        names = ", ".join(position.row.label for position in best)
         sentences.append(f"Beaten in both by no other exact loss (line): {names}.")
-    data += [_position_trace(place, place in best) for place in places]
-    others = ", ".join(place.row.marked_label for place in places if not place.is_ranked)
+    data += [_position_trace(position, position in best) for position in drawn]
+    others = ", ".join(position.row.marked_label for position in drawn if not position.is_ranked)
     if others:
         sentences.append(f"Hollow, not ranked: of other models, or under another torch: {others}.")
     title = "Time against memory"
     summary = " ".join([f"{title}.", *sentences])
-    if any(place.time.p20 for place in places):
+    if any(position.time.p20 for position in drawn):
         whiskers = (
             "Whiskers: the 20th and 80th percentile of samples over their own batch's median."
         )
@@ -230,29 +230,31 @@ def time_and_memory(rows: Rows) -> Figure | None:
     caption = " ".join(["Lower left is better.", *sentences])
     axes = {"xaxis": style.axis_of("step, ms", across), "yaxis": style.axis_of("peak, MB", up)}
     layout = style.layout(460, 200, **axes)
-    cells = [_position_cells(place, place in best) for place in places]
+    cells = [_position_cells(position, position in best) for position in drawn]
     table = tabulated("time-memory", "Time and memory", cells)
     return Figure("time-memory", title, caption, summary, data, layout, table)
 
 
-def _position_trace(place: Position, on_front: bool) -> Plotly:
+def _position_trace(position: Position, on_front: bool) -> Plotly:
     """Return the marker of a row with whiskers of its time; on the front it has its name too."""
-    row = place.row
-    whiskers = {**style.whiskers([place.time]), "thickness": 1, "width": 4}
+    row = position.row
+    whiskers = {**style.whiskers([position.time]), "thickness": 1, "width": 4}
     options: Plotly = {"error_x": whiskers, "cliponaxis": False}
     if on_front:
         options.update(mode="markers+text", text=[style.shown(row.label)], textposition="top right")
-    look = style.marker(row.look, 13, hollow=not place.is_ranked)
+    look = style.marker(row.look, 13, hollow=not position.is_ranked)
     hover = "%{x:.4g} ms, %{y:.4g} MB"
-    return style.points(row.marked_label, [(place.time.median, place.mb)], look, hover, **options)
+    return style.points(
+        row.marked_label, [(position.time.median, position.mb)], look, hover, **options
+    )
 
 
-def _position_cells(place: Position, on_front: bool) -> dict[str, Cell]:
-    row = place.row
+def _position_cells(position: Position, on_front: bool) -> dict[str, Cell]:
+    row = position.row
     return {
         "implementation": Cell(row.marked_label),
-        "median ms": measured(place.time.median, row.results),
-        "peak MB": measured(place.mb, row.results),
+        "median ms": measured(position.time.median, row.results),
+        "peak MB": measured(position.mb, row.results),
         "on the front": Cell("yes" if on_front else "no"),
     }
 

@@ -2,8 +2,8 @@
 command `tensorboard`.
 
 It runs in the viewer environment. Each run folder gets one event file. TensorBoard's step is the
-number of a sample for its time, the number of a window for what the profiler measured, both from 1,
-and 0 for all numbers of a whole run.
+number of a sample for its time, and the number of a window for what the profiler measured, both
+from 1.  It is 0 for all numbers of a whole run.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def read(path: Path) -> Kept:
 
 
 class _Stored(NamedTuple):
-    """Where a run is stored, and when it began; "" where its header cannot be read."""
+    """Hold the file of a run and when it began, "" where its header cannot be read."""
 
     started: str
     file: Path
