@@ -52,7 +52,7 @@ class Style(NamedTuple):
 
     Attributes:
         symbol: in the matrix.
-        mark: its class in page.css; Markdown shows the symbols of "wrong" results in bold.
+        mark: its class in page.css; in Markdown the symbol is bold if present.text.BOLD has it.
         meaning: what the legend says.
     """
 
@@ -263,8 +263,8 @@ def remarks(matrix: Matrix) -> list[str]:
     packages: dict[str, Row] = {}
     for row in matrix.judged:
         packages.setdefault(row.name.partition(":")[0], row)
-    named = {short(name): called(name, row) for name, row in packages.items()}
-    heads = [f"{head} {name}" for head, name in named.items() if head != name]
+    named = {name: called(name, row) for name, row in packages.items()}
+    heads = [f"{short(name)} {words}" for name, words in named.items() if short(name) != words]
     lines = [_legend(matrix)]
     if heads:
         lines.append(f"columns, where a variant adds its first letters: {', '.join(heads)}")

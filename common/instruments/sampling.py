@@ -109,7 +109,7 @@ def with_load(samples: Generator[Any, None, str], threads: int | None) -> Genera
         try:
             waiting.append(next(samples))
         except StopIteration as end:
-            why = end.value
+            why = end.value or ""
         if why is not None or load.ready():
             share = load.share()
             for sample in waiting:

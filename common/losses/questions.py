@@ -146,7 +146,7 @@ def small(adapter: Adapter, device: torch.device) -> Iterator[Question]:
 
 
 def partly_frozen(adapter: Adapter) -> Iterator[Question]:
-    """Yield a question for each proper subset of the tensors that the loss is given.
+    """Yield a question for each proper subset, but the empty one, of the tensors of the loss.
 
     The tensors of the subset are frozen: they need no gradient."""
     names = {"weight": "output.weight", "bias": "output.bias"}

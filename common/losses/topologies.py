@@ -97,8 +97,8 @@ class Topology:
         """Return the posterior probability (...) of each cell from the derivatives (..., P) of its
         parts.
 
-        Every arc has one symbol, so blank and target count all of them; durations would count them
-        twice."""
+        Blank and target count every arc, so durations would count them twice.  An arc of
+        `Constrained` that takes a target counts also at the cell of its blank."""
         return derivatives[..., :2].sum(-1)
 
     def arcs(self, parts: torch.Tensor, lengths: Lengths | None = None) -> list[Arc]:

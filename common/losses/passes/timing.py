@@ -190,7 +190,9 @@ def run(context) -> Iterator[Sample | Stop]:
         of_scope = OfScope(context, clock, part)
         yield from sampling.warm_up(of_scope.sample, part.warm_up, settings.max_seconds, threads)
         is_reused = settings.allocator == "reuse" and not clock.cuda
-        if part.warm_up and is_reused and resident is not None:
+        # The loss after its step has the step's heap; a loss that loops in Python has no warm-up.
+        needs_heap = part.warm_up or context.loops_in_python
+        if is_reused and needs_heap and resident is not None:
             memory.widen_heap((memory.status_bytes("VmRSS") or 0) - resident)
         yield from sampling.sweep(
             of_scope.sample,
