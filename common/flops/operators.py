@@ -110,8 +110,10 @@ def _per_sum(tensor: Any) -> int:
 
 
 def _norm(call: Call) -> int:
-    """Count for each number a power and a sum.  Order 1 needs no root, an infinite order only the
-    absolute values, order 0 nothing."""
+    """Count the powers of n numbers, their n - 1 sums and a root: 2 n for each norm.
+
+    Order 1 has no root, so one less.  An infinite order has n absolute values alone, and order 0
+    counts nothing."""
     order = call["p"] if call["ord"] is None else call["ord"]
     per_element = {0: 0, math.inf: 1, -math.inf: 1}.get(order, 2)
     return per_element * elements(call["self"]) - (output(call) if order == 1 else 0)

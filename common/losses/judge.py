@@ -237,10 +237,13 @@ class Answer:
 
     @property
     def grad_error(self) -> float:
+        """Return the largest error of a gradient, of all leaves (`Leaf.error`)."""
         return max(leaf.error for leaf in self.errors.leaves.values())
 
     @property
     def slope_error(self) -> float:
+        """Return how far from 1 the factor is that best fits a gradient to the right one: the most
+        of all leaves (`Leaf.factor`), infinite for NaN."""
         errors = [abs(leaf.factor - 1) for leaf in self.errors.leaves.values()]
         return max(error if math.isfinite(error) else math.inf for error in errors)
 

@@ -269,6 +269,10 @@ def layout(height: int, legend: int | None = None, **options: Any) -> Plotly:
     return {"template": TEMPLATE, "height": height, **entries, **options}
 
 
+#: The height of a line of text, in pixels.
+NAME_PIXELS = 22
+
+
 def lanes(names: Sequence[str], lane: int, gap: int) -> Plotly:
     """Return the part of a layout that makes lanes below each other, at y = 0, -1, -2 and so on.
 
@@ -283,7 +287,8 @@ def lanes(names: Sequence[str], lane: int, gap: int) -> Plotly:
         "showarrow": False,
     }
     notes = [{**above, "y": -number, "text": name} for number, name in enumerate(names)]
-    span = [-(len(names) - 1) - 0.5, 0.5 + (gap + 22 - lane / 2) / lane]
+    # Half a lane below the last one; above the first one, room for its name.
+    span = [0.5 - len(names), (gap + NAME_PIXELS) / lane]
     return {
         "annotations": notes,
         "yaxis": {"range": span, "showgrid": False, "showticklabels": False},

@@ -276,9 +276,10 @@ def facts(name: str, lines: Iterable[schema.Line]) -> dict[str, object]:
 
 
 def earlier_runs(log_dir: Path, file_name: str, kind: type[Head]) -> list[EarlierRun[Head]]:
-    """Return the runs with a file of this name under `log_dir`, the newest last.  Warn of files
-    whose first line cannot be read, which do not block --resume, and where the newest of several
-    runs began in the future.
+    """Return the runs with a file of this name under `log_dir`, the newest last.
+
+    A file whose first line cannot be read is skipped, with a warning, so that it does not block
+    --resume.  If there are several runs, and the newest began in the future, that is warned of too.
 
     kind: schema.Header or schema.ToolHeader, the type of the first line."""
     runs = []

@@ -270,9 +270,11 @@ def main(options: argparse.Namespace) -> int:
         reason = files.not_a_folder(folder)
         if reason:
             raise UserError(f"{folder}: {reason}; name a folder with runs")
+    if len(options.folders) > 1 and not options.check:
+        raise UserError("name one log folder; several are taken with --check alone")
     lines: list[str] = []
     for folder in options.folders:
-        reasons = problems(folder) if options.check else make(options)
+        reasons = problems(folder) if options.check else make(folder, options)
         lines += [f"{folder}: {reason}" for reason in dict.fromkeys(reasons)]
     for line in lines:
         print(line, file=sys.stderr)
@@ -283,12 +285,9 @@ def main(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def make(options: argparse.Namespace) -> list[str]:
+def make(source: Path, options: argparse.Namespace) -> list[str]:
     """Make a folder of results from a log folder, and print its path; or return the problems of the
     log folder, if it has some.  Raises UserError."""
-    if len(options.folders) > 1:
-        raise UserError("name one log folder; several are taken with --check alone")
-    source = options.folders[0]
     rows = rows_of(source)
     if not rows:
         raise UserError(f"{source}: holds no runs; name the log folder of a run")

@@ -78,8 +78,13 @@ def run(job: JobSpec) -> Iterator[Any]:
 def _timed(calls: Calls, settings: Settings, device: torch.device) -> list[CallTime]:
     """Return the times of a cell's calls, after calls that warm the model up."""
     clock = Clock(device)
+
+    def sample(batch: int, repeat: int, warmup: bool) -> CallTime:
+        """Time a call.  The arguments are those of any sampler; here all calls are alike."""
+        return time_call(calls, clock)
+
     warm_up = sampling.warm_up(
-        lambda *_: time_call(calls, clock), [0], math.inf, host_threads(device)
+        sample, batches=[0], max_seconds=math.inf, threads=host_threads(device)
     )
     list(warm_up)  # The generator makes the calls; their times are not wanted.
     return time_calls(
