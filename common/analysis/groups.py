@@ -217,7 +217,8 @@ def _other_batches(first: Row, other: Row) -> list[str]:
 
 
 def _batches(row: Row) -> str:
-    """Return "20 from 0 on of 12345 cells (23456 padded)"."""
+    """Return the number of a row's batches, the index of the first, and their cells without and with
+    padding: "20 from 0 on of 12345 cells (23456 padded)"."""
     useful, padded = row.cells
     return f"{len(row.batches)} from {row.batches[0].index} on of {useful} cells ({padded} padded)"
 

@@ -145,7 +145,10 @@ def _folders(paths: Sequence[Any]) -> dict[Path, list[Path]]:
 
 def run_folders(top: Path) -> Iterator[Path]:
     """Yield the folders at or under `top` that hold records of a run or traces, then those that
-    this user may not read. Warn of sweeps in the file of older versions, which are left out."""
+    this user may not read.
+
+    Skip what is below a tool's folder. Warn of a folder in which an older version kept a sweep
+    (OLD_SWEEP): that file is not read."""
     forbidden: list[Path] = []
 
     def note(error: OSError) -> None:

@@ -395,8 +395,10 @@ def gaps(line: Correctness) -> dict[str, float]:
 
 
 def with_kind(name: str, kind: str | None) -> str:
-    """Return a name with a mark for its kind, as "fast_rnnt (approx.)"; that of an exact loss as it
-    is."""
+    """Return a name followed by its kind: "fast_rnnt (approx.)" for a pruned loss, "k2 (modified)"
+    for another lattice, unless the name ends in ":modified".
+
+    All other names stay as they are."""
     if kind == "pruned":
         return f"{name} (approx.)"
     if kind in implementations.LATTICES and not name.endswith(f":{kind}"):

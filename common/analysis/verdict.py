@@ -270,7 +270,7 @@ def headline(pick: Pick, small: Pick | None = None) -> str:
 
 
 def _headline_memory(pick: Pick, small: Pick) -> str:
-    """Return how the peak of the fastest row stands to that of the smallest, as the end of a
+    """Return how the peak of the fastest row compares with that of the smallest, as the end of a
     sentence; "" where it is about as small, or not known."""
     row = pick.row
     if row is small.row:

@@ -200,19 +200,19 @@ def run_before(context, scope: str, index: int) -> dict[str, bytes]:
 def check_at_size(
     context,
     places: float = rounding.PLACES,
-    imprecise: bool = False,
+    right_in_float64_only: bool = False,
     batch_name: str = "a measured batch",
 ) -> tuple[AtSize, str]:
     """Judge the measured batch with the most padded cells; for a loss that loops over cells in
     Python, that with the fewest.  Return its errors, and what is wrong in words, "" if nothing is.
 
-    The largest error that is within its limit but above `Judged.precise` becomes ``imprecise`` of
-    the result: rounding explains it only since the terms of a sum cancel.
+    `imprecise` of the result is the largest error that is allowed but above `Judged.precise`.  So
+    large an error is rounding only where the terms of a sum cancel.
 
     Args:
-        places: units in the last place that sums as large as the loss may lose, see
+        places: how many units in the last place a sum as large as the loss may lose, see
           `rounding.allowed`.
-        imprecise: whether the loss is right on small batches in float64 alone.
+        right_in_float64_only: whether the loss is right on small batches in float64 alone.
         batch_name: what the words call the batch.
     """
     adapter, dtype = context.adapter, context.settings.dtype
@@ -226,14 +226,15 @@ def check_at_size(
     tolerances: list[Allowed] = []
     for answer in answers:
         limits = answer.allowed(adapter, dtype, places)
-        if imprecise:
+        if right_in_float64_only:
             limits = limits.imprecise()
         tolerances.append(limits)
         judged += judge(answer, limits)
         above = failing(answer, limits)
         if above or answer.overwritten:
             wrong.append(words.of_answer(answer, above))
-    judged.sort(key=lambda line: finite(line.error))  # `errors` keeps the last of a name
+    # In this order `errors` keeps the largest of each name.
+    judged.sort(key=lambda line: finite(line.error))
     shapes = answers[0].shapes
     N, T, U = inputs.padded_sizes(shapes)
     posteriors = [adapter.lattice.posterior(lattice.derivatives) for lattice in answers[0].lattices]
@@ -361,7 +362,7 @@ def run(context) -> Iterator[Correctness]:
     reached: list[str] = []
     if not wrong and not adapter.simulated:  # a simulator would take hours
         imprecise = small.imprecise is not None
-        at_size, wrong = check_at_size(context, imprecise=imprecise)
+        at_size, wrong = check_at_size(context, right_in_float64_only=imprecise)
         wrong = wrong or check_long(context, at_size, imprecise)
         if not wrong:
             again = questions.first(adapter).but(draw=LAST_DRAW)

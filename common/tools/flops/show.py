@@ -146,11 +146,11 @@ class Part(msgspec.Struct, kw_only=True):
 
 
 def parts_of(counted: Counted, by: str = "module", depth: int | None = None) -> list[Part]:
-    """Return the rows of the parts of a model by one of BREAKDOWNS, and the total last.
+    """Return a row for each module, class or operator, as `by` says, and the total last.
 
-    A module has its own operations and all below it.  Modules come in the order of the model, down
-    to `depth` names below the model, then the operators outside of the model.  Classes and
-    operators begin with the largest."""
+    By module: a module counts what the modules in it do, too.  Modules come in the order of the
+    model, at most `depth` names deep.  A row for each place outside of the model, as "(loss)",
+    follows.  By class or operator: each operation counts once, and the largest row is first."""
     kinds = {module.path: module.kind for module in counted.modules}
     parts: dict[str, Part] = {}
     calls: Counter[str] = Counter()
@@ -173,6 +173,7 @@ def parts_of(counted: Counted, by: str = "module", depth: int | None = None) -> 
         elif by == "operator":
             names = [entry.operator] if isinstance(entry, Operator) else []
         else:
+            # Outside of the model no module has the path, which gets a row of its own.
             names = [path for path in _above(entry.path) if path in parts] or [entry.path]
         for name in names:
             parts.setdefault(name, Part(name=name)).add(entry)

@@ -241,11 +241,11 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     """Search the largest batch of each loss, or of each bucket of a model; return the exit code."""
     check(arguments)
     plan = plan_for_model(arguments) if arguments.model else plan_for_losses(arguments)
-    plan.config.limit, limit = memory_limit(arguments.memory_limit, plan.settings.device)
+    plan.config.limit, limit_bytes = memory_limit(arguments.memory_limit, plan.settings.device)
 
     def follow(run: kept.Kept) -> list[job.Task]:
         # With --resume a run keeps the limit of its first job.
-        return plan.next_tasks(run, first_limit(run) or limit)
+        return plan.next_tasks(run, first_limit(run) or limit_bytes)
 
     return commands.measured(
         TOOL,
