@@ -159,7 +159,7 @@ def transducer_loss(
         "topology": topology, "durations": durations, "sigma": sigma,
     }  # fmt: skip
     check_options(
-        len(weight), reduction=reduction, keep_bytes=keep_bytes, nonfinite=nonfinite, **options
+        weight.shape[0], reduction=reduction, keep_bytes=keep_bytes, nonfinite=nonfinite, **options
     )
     if return_skipped and nonfinite != "skip":
         raise ValueError(

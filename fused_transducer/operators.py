@@ -100,8 +100,8 @@ def losses(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip  # torch 2.6 knows no Tuple here
     """Return (losses (M,) float64, arcs, kept).
 
-    With `gradient`, arcs is what backward needs of `cells` cells; without it is empty. kept has the
-    logits of `kept_cells` cells.
+    With `gradient`, arcs is what backward needs of `cells` cells; without `gradient`, arcs is
+    empty. kept has the logits of `kept_cells` cells.
     """
     tensors = (
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, utterance_of, seed, window
