@@ -117,7 +117,9 @@ def duration(text: str) -> float:
 
 
 def worded_duration(seconds: float) -> str:
-    """Return a time as people write it: "45 s", "8.5 min" or "2 h"."""
+    """Return a time as people write it: "45 s", "8.5 min" or "2 h".
+
+    Minutes and hours are used from 1.5 of them on, so an hour is "60 min"."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= 1.5 * size:
             return f"{round(seconds / size, 1):g} {unit}"

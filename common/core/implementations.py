@@ -39,7 +39,8 @@ LATTICES = {
 DURATIONS = {"tdt": (0, 1, 2, 3, 4), "multi-blank": (2, 4, 8)}
 #: Lattices in which a frame has at most one symbol.
 ONE_SYMBOL = ("modified", "modified-last-blank", "constrained")
-#: The lattices that fused_transducer takes: a new one has no such row before the package has it.
+#: The lattices that fused_transducer takes.  It is a list of its own: what is new in LATTICES is not
+#: in that package yet.
 OF_FUSED = (
     "modified",
     "modified-last-blank",
@@ -116,6 +117,7 @@ class Implementation:
 
     @property
     def exact(self) -> bool:
+        """Tell whether it computes the loss of Graves 2012 without pruning, on any layout."""
         return self.kind in ("exact", BY_UTTERANCE)
 
     @property
@@ -363,13 +365,13 @@ class Attributes:
 def load(script: str) -> Any:
     """Return the class ADAPTER of a script, which is imported.
 
-    A script that is a file gets a row in the table of this process.  Raises NotRunnable for a file
-    that imports a missing module, UserError for a file that cannot be a row, and else what the
-    import raises.
+    A script that is a file gets a row in the table of this process, and its ADAPTER the name of
+    that row.  Raises NotRunnable for a file that imports a missing module, UserError for a file
+    that cannot be a row, and else what the import raises.
 
     script: as in Implementation, a module or the path of a file."""
     if not script.endswith(".py"):
-        # It is there already unless a script of losses/ or an installed command was started.
+        # ROOT is there already unless a script of losses/ or an installed command was started.
         if str(ROOT) not in sys.path:
             sys.path.append(str(ROOT))
         return importlib.import_module(script).ADAPTER
@@ -460,7 +462,7 @@ def _add_row(path: Path, attributes: Attributes) -> Implementation:
 def _name(path: Path, name: Any) -> str:
     """Return the name of the row of a file whose ADAPTER has this name.
 
-    Without a name, or with that of the template, it is that of the file: "flash" for
+    Where ADAPTER has no name, or still the template's, the row is named after the file: "flash" for
     benchmark_flash.py.  Raises UserError for the name of another script, and for one with letters
     that flags or folders could not have."""
     if not name or any(row.template and row.name == name for row in IMPLEMENTATIONS):
@@ -485,7 +487,8 @@ def file_of(implementation: Implementation) -> Path:
 def imported(path: Path) -> ModuleType:
     """Import a file as a module named after it, and return that.
 
-    It may import what is in its own folder, as a script may, and `inspect` finds its source."""
+    Its folder goes to the front of sys.path: like a script it may import what is there.  The module
+    goes into sys.modules, where `inspect` needs it to find the source."""
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -24,9 +24,9 @@ class JobSpec:
         pass_name: correctness, timing, memory, trace or limits; "" for a task of a tool
         round: of a timing or limits pass, from 1; None for other passes
         script, variant: of the implementation of a loss (core.implementations)
-        same_as: name of the row with the same code, which is asked most questions in its place; ""
-            for none
-        shared: folder where the jobs of a run keep right answers for each other
+        same_as: name of the row with the same code.  Most questions are asked of that row alone.
+            "" for none
+        shared: folder where a job keeps the oracle's answers for other jobs of the run; "" for none
         takes: name of a file in `folder` that the task before this one wrote; None for none
         leaves: name of a file that this one writes there for the next; None for none
         output: path of the file for its records

@@ -177,7 +177,9 @@ def _judged(name: str, title: str, wrong: str = WRONG, **values: Any) -> Questio
 
 
 def _durations(name: str, title: str, durations: str, asks: str, **values: Any) -> Question:
-    """Return a question for losses with durations (tdt, multi-blank), such as "0,2,4"."""
+    """Return a question that only losses with durations (tdt, multi-blank) are asked.
+
+    durations: the ones that replace the loss's own, as --durations takes them: "0,2,4"."""
     wrong = f"a wrong loss or gradient with durations {durations}"
     return _corner(name, title, asks, wrong, durations=durations, **values)
 
@@ -450,6 +452,7 @@ TABLE: tuple[Question, ...] = (
         shapes=((1025, 6),),
         slow=True,
     ),
+    # The loss of these logits is more than four times the largest of them, so above `nats`.
     *(
         _corner(
             f"nats-{nats}",

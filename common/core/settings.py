@@ -31,8 +31,8 @@ FEWEST_IN_BUDGET = 5
 #: For the memory pass.  glibc raises this threshold (bytes) as blocks are freed, and keeps freed
 #: blocks below it.  A fixed one gives the larger blocks back, so that VmHWM is what is in use.
 MEMORY_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-#: For --allocator reuse.  By default glibc maps a tensor above 32 MiB anew in every step.  Here it
-#: maps none, and keeps what is freed up to that many bytes.
+#: For --allocator reuse.  By default glibc maps a tensor above 32 MiB anew in every step.  With
+#: these it maps none, and keeps freed memory for the next step, up to 2**40 bytes.
 REUSE_VARIABLES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 VARIABLES = {**MEMORY_VARIABLES, **REUSE_VARIABLES}
 
@@ -65,12 +65,13 @@ class Setting:
         in_rows: whether rows have it even if `label` is "".
         parts_tables: whether rows with different values are in different tables.
         heading: its part of a table's heading; None for no part.
-        default_is_usual: whether headings leave out the default, and records without this setting,
-            which are older than it, count as having the default.
+        default_is_usual: whether headings leave out the default.  Then a record without this
+            setting, which is older than the setting, also counts as having the default.
         only: (key, values): it has an effect only if the setting `key`, or "device" or "kind", has
             one of these values; ("", ()) if it always has.
         refused: whether it is an error to give it where it has no effect.
-        key, flag: set by `declared`; without `flag` that is the key with dashes.
+        key: the name of its field in Settings; `declared` sets it.
+        flag: its flag, such as "--scope"; for "" `declared` makes it from the key.
     """
 
     default: Any
@@ -545,7 +546,7 @@ class Settings:
         presets={"cpu": 480.0},
         default_text="480s with cpu, so that a run of all losses ends after five rounds; none with --rounds or --sweep",
     )
-    #: Sampling of a scope ends only when every batch is measured, too.
+    #: Sampling of a scope ends when the interval is this narrow and every batch is measured.
     spread: float = _timing(0.02, "")
     max_seconds: float = _timing(
         60.0,
@@ -646,8 +647,8 @@ SWEEPABLE = {
 def waits(preset: str, cell: Values) -> bool:
     """Tell whether a run without --wait repeats rounds that other load disturbed.
 
-    Such a run waits for a quiet machine before it repeats them.  Quick runs and the cells of a
-    sweep repeat none.
+    A run that repeats rounds waits for a quiet machine first.  Quick runs and the cells of a sweep
+    repeat none.
 
     cell: the values of --sweep that the run measures."""
     size, _ = flag_types.size_and_workload(preset or flag_types.DEFAULT_WORKLOAD)
@@ -734,6 +735,7 @@ def resolve(flags: Values, device: str) -> Settings:
         chosen = [setting.presets[name] for name in names if name in setting.presets]
         if flags.get(key) is not None:
             chosen.append(flags[key])
+        # The device and the preset are set above, and stay.
         values.setdefault(key, chosen[-1] if chosen else setting.default)
     if flags.get("rounds") is not None and flags.get("budget") is None:
         values["budget"] = None  # the user wants all of these rounds
@@ -749,6 +751,8 @@ def resolve(flags: Values, device: str) -> Settings:
 
 def _check(flags: Values, values: Values) -> None:
     """Raise UserError for a flag that must not be given where it has no effect.
+
+    A flag that switches something off, such as --tf32 false, is accepted everywhere.
 
     values: all settings of the run."""
     context = {**values, "device": values["device"].partition(":")[0]}

@@ -71,9 +71,10 @@ def student_t(confidence: float, freedom: float) -> float:
     `confidence`.
 
     Substitutes t = sqrt(freedom) tan(angle), which makes the density cos(angle) ** (freedom - 1).
-    Its integral from 0, by Simpson's rule, must be the share `confidence` of the integral from 0 to
-    pi / 2.  Newton's method finds that angle.  It is never above that of one degree of freedom,
-    where t = tan(confidence pi / 2).
+    The integral from 0 to the angle, by Simpson's rule, must be the share `confidence` of the
+    integral from 0 to pi / 2 (`whole`).  Newton's method finds the angle.  With one degree of
+    freedom t = tan(confidence pi / 2), and with more t is smaller.  So the angle of that t is the
+    `highest`.
 
     freedom: degrees of freedom, at least 1."""
     whole = (
@@ -89,7 +90,7 @@ def student_t(confidence: float, freedom: float) -> float:
         integral = weighted * angle / (3 * PANELS)
         change = (confidence * whole - integral) / density[-1]
         angle = min(angle + change, highest)
-        if change < 1e-14 * angle:
+        if change < 1e-14 * angle:  # no more than rounding
             break
     return math.sqrt(freedom) * math.tan(angle)
 

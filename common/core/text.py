@@ -161,10 +161,11 @@ def gathered_twice(
     triples: Iterable[tuple[Key, Inner, Value]],
 ) -> dict[Key, dict[Inner, list[Value]]]:
     """Group triples such as (round, batch, time) as {round: {batch: [time, ...]}}, in order."""
-    outer = gathered((outer, (inner, value)) for outer, inner, value in triples)
-    return {key: gathered(pairs) for key, pairs in outer.items()}
+    groups = gathered((outer, (inner, value)) for outer, inner, value in triples)
+    return {outer: gathered(pairs) for outer, pairs in groups.items()}
 
 
+#: What tables call MB, in bytes.
 MB = 2**20
 GIB = 2**30
 

@@ -67,6 +67,9 @@ class Batches:
         prune_range: symbols that a pruned loss keeps for each frame; None leaves out its cells."""
         T, U = self[index].astype(np.int64).T
         cells = T * (U + 1)
+        # A path with at most one symbol a frame cannot meet U^2 of the cells: those with u > t, and
+        # those with too few frames left for the rest of the targets.
+        one_symbol_cells = np.maximum(cells - U**2, 0)
         numbers = {
             "index": range(len(self))[index],
             "N": len(T),
@@ -76,7 +79,7 @@ class Batches:
             "padded_cells": len(T) * T.max() * (U.max() + 1),
             "frames": T.sum(),
             "tokens": U.sum(),
-            "one_symbol_cells": np.maximum(cells - U**2, 0).sum(),
+            "one_symbol_cells": one_symbol_cells.sum(),
         }
         if prune_range is not None:
             numbers["pruned_cells"] = (T * np.minimum(U + 1, prune_range)).sum()
@@ -95,8 +98,9 @@ class Batches:
         return np.maximum.reduceat(self.utterances[:, 0].astype(np.int64), self._bounds[:-1])
 
     def totals(self) -> Totals:
-        """Return the sizes of all batches together, and their mean share of useful cells, as a
-        record has them."""
+        """Return the sizes of all batches together, as a record has them.
+
+        With them goes the mean over batches of the logarithm of their share of useful cells."""
         T = self.utterances[:, 0].astype(np.int64)
         useful, padded = self.all_cells()
         mean_log_share = float(np.log(useful / padded).mean())
@@ -205,7 +209,8 @@ def load(settings: Settings, round_number: int | None = None) -> tuple[Batches, 
     path = Path(settings.shape_file)
     factor = shapes.subsampling(path) or SUBSAMPLING
     subsampling = settings.subsampling
-    # Only frames at x4 can be changed to another factor; others stay as they are.
+    # Only frames at x4 can be changed to another factor.  Others stay as they are: to `vary` the
+    # factor 4 means no change.
     if factor != SUBSAMPLING:
         if subsampling not in (factor, SUBSAMPLING):
             raise UserError(

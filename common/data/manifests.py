@@ -160,7 +160,7 @@ class Reader:
     features: Spans = field(default_factory=dict)
 
     def entries(self, recordings: Path | None, features: Path | None) -> Iterator[tuple[int, str]]:
-        """Return (number, JSON text) of all entries, numbered from 1.
+        """Return (number, JSON text) of all entries, numbered from 1, and set the attributes.
 
         Raises UserError for a manifest of anything but cuts or supervisions.
 
@@ -265,10 +265,10 @@ class Reader:
             counts["frames_from_features"] += 1
         elif recordings:
             recording = recordings[-1]
-            left = max(0.0, recording.seconds - supervision.start)
-            if supervision.duration > left + TOLERANCE:
+            seconds_left = max(0.0, recording.seconds - supervision.start)
+            if supervision.duration > seconds_left + TOLERANCE:
                 counts["cut_at_end_of_recording"] += 1
-            seconds = min(supervision.duration, left)
+            seconds = min(supervision.duration, seconds_left)
             span = Span(supervision.start, seconds, recording.sampling_rate)
         else:
             manifests = "recordings or features" if self.features else "recordings"
@@ -279,8 +279,8 @@ class Reader:
     def _span_in_features(self, supervision: Any) -> Span | None:
         """Return the part of a recording that a supervision has, if there are features of all of it.
 
-        It has a number of frames only if the supervision is as long as the features.  None without
-        such features."""
+        The part has a number of frames only if the supervision is as long as the features.  Returns
+        None without such features."""
         start = supervision.start
         end = start + supervision.duration
         for span in self.features.get(str(supervision.recording_id), []):

@@ -278,15 +278,15 @@ def draw(seed: int = SEED) -> tuple[np.ndarray, np.ndarray]:
     T is a quantile of the published T, at a uniform percentage.  U is T / 1000 times a quantile of
     the published U per 1000 T in the bin of that T, at another uniform percentage.  Both are
     rounded, and clipped to the published minimum and maximum, which the product for U can miss by a
-    token or two.  Four numbers of feature frames have the same T: the part of T before rounding
-    that is lost by rounding chooses one of them."""
+    token or two.  Four numbers of feature frames have the same T.  The number is chosen by where T
+    was before rounding: from T - 0.5, for the least of the four, to T + 0.5, for the most."""
     published = json.loads(FIGURES.read_text(encoding="utf-8"))
     figures = {name: np.asarray(value) for name, value in published.items()}
     count = published["utterances"]
     percent_t, percent_u = 100.0 * uniform64(seed, 2 * count).reshape(2, count)
     quantiles = figures["T_at_percent"][np.newaxis]
-    first = np.zeros(count, dtype=np.intp)
-    frames = _interpolate(percent_t, figures["T_percent"], quantiles, first)
+    only_table = np.zeros(count, dtype=np.intp)  # T has one table, number 0
+    frames = _interpolate(percent_t, figures["T_percent"], quantiles, only_table)
     rates = figures["U_per_1000_T_at_percent_by_T_bin"]
     bins = np.searchsorted(figures["T_bin_edges"], frames, side="right") - 1
     bins = np.clip(bins, 0, len(rates) - 1)

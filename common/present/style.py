@@ -103,7 +103,9 @@ def looks_of(kinds: Mapping[str, str | None]) -> dict[str, Look]:
     names = [implementation.name for implementation in implementations.with_variants()]
 
     def rank(name: str) -> tuple[bool, int, str]:
-        """Sort losses without @CONDITION first, both in the order of the implementations."""
+        """Return the key that sorts losses: those without @CONDITION first, then those with one.
+
+        Within each group they are in the order of the implementations, unknown ones last."""
         base = name.partition("@")[0]
         return "@" in name, names.index(base) if base in names else len(names), name
 
@@ -201,7 +203,9 @@ def marker(look: Look, size: int, hollow: bool = False) -> Plotly:
 
 
 def whiskers(summaries: Sequence[statistics.Summary]) -> dict[str, list[float]]:
-    """Return the lengths of plotly's error bars: from each median to its p80, and to its p20."""
+    """Return the lengths of plotly's error bars: from each median to its p80, and to its p20.
+
+    They are 0 for a summary without percentiles."""
     return {
         "array": [(summary.p80 or summary.median) - summary.median for summary in summaries],
         "arrayminus": [summary.median - (summary.p20 or summary.median) for summary in summaries],

@@ -285,9 +285,9 @@ def reason(name: str) -> str:
 def setup(names: Iterable[str] = ()) -> int:
     """Make the environments that are not current, and return an exit code.
 
-    It is EXIT_FAILED only if a required environment (main) cannot be made; if another one cannot,
-    the reason is kept.  An environment is also made anew if it supports the running Python but has another one.
-    Raises UserError for an unknown name.
+    The code is EXIT_FAILED only if a required environment (main) cannot be made; if another one
+    cannot, the reason is kept.  An environment that has another Python than the running one is also
+    made anew, if it supports the running one.  Raises UserError for an unknown name.
 
     names: default: all but the optional ones that are not there."""
     chosen = [_environment(name) for name in names] or [
@@ -417,7 +417,8 @@ def lock(names: Iterable[str] = ()) -> int:
 
     names: environments, or "uv"; default: all."""
     for name in names or ("uv", *ENVIRONMENTS):
-        # The environment of uv is made with any Python that runs set-up.
+        # The environment of uv is made with any Python that runs set-up.  What is locked for Python
+        # 3.9 also holds for later ones.
         minors = [9] if name == "uv" else [int(item[2:]) for item in _environment(name).pythons]
         source = LOCKS / f"{name}.in"
         flags = [*LOCKING, "--custom-compile-command", "make lock"]
@@ -504,6 +505,7 @@ def _run(command: str, names: list[str]) -> int:
             f"environments: error: {error}; make {FOLDER} writable or free some space, then run it again"
         )
         return EXIT_FAILED
+    # The command is "path".
     pythons = {name: interpreter(name) for name in names or ENVIRONMENTS}
     for name, python in pythons.items():
         print(python or reason(name), file=sys.stdout if python else sys.stderr)

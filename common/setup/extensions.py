@@ -81,7 +81,9 @@ class SourcePackage:
         return Path(__file__).parent / self.headers
 
     def recipe(self, device: str) -> str:
-        """Return a text that differs if other sources of ours or other flags are compiled."""
+        """Return a text that changes when the flags, or our own headers and rewrites, change.
+
+        The version of the sdist is not in it."""
         text = repr(self)
         files: list[Path] = []
         if device != "cpu" and self.headers:
@@ -198,7 +200,7 @@ def tools(source: SourcePackage, device: str) -> tuple[dict[str, str], str]:
 
 
 def _toolkit(torch_cuda: str) -> tuple[Path, str]:
-    """Return (folder, release, such as "13.0") of a CUDA toolkit of torch's major version.
+    """Return the folder and the release ("13.0") of a CUDA toolkit of torch's major version.
 
     Looks into CUDA_HOME and CUDA_PATH, then NVIDIA's packages of this Python, then the folders where
     toolkits are installed.  Raises NotRunnable.
@@ -240,7 +242,8 @@ def meaningful_line(log: str) -> str:
     return next(filter(error.search, lines), lines[-1])
 
 
-#: File -> text of a torch that claims to have a GPU, with what the setup.py of extensions asks for.
+#: File -> its text, for a sham torch.  It claims to have a GPU, and has what the setup.py of an
+#: extension imports from torch.
 _TORCH_WITH_A_GPU = {
     "torch/__init__.py": "class cuda:\n    is_available = staticmethod(lambda: True)\n",
     "torch/utils/__init__.py": "",
@@ -332,8 +335,8 @@ def _compile(
     shutil.unpack_archive(_fetch(source.package), sdist)
     (unpacked,) = sdist.iterdir()
     say(f"{source.package}: compiling for {device} with {variables['CXX']}, about a minute")
-    # Another process compiles, since cpp_extension imports what it has compiled, from a folder that
-    # is renamed afterwards.
+    # cpp_extension also imports what it has compiled, here from a folder that is renamed later.  So
+    # another process compiles.
     code = "import sys; from rnnt_bench.setup.extensions import compile_package; compile_package(*sys.argv[1:])"
     memory_bytes = memory.available_memory() or 2 * COMPILER_BYTES
     jobs = max(1, min(os.cpu_count() or 1, memory_bytes // COMPILER_BYTES))
@@ -400,7 +403,8 @@ def _copy_package(source: SourcePackage, sdist: Path, target: Path) -> None:
 def _compile_module(source: SourcePackage, device: str, sdist: Path, target: Path) -> None:
     """Compile the sources of a package, and put the module where the package imports it from.
 
-    nvcc compiles the .cu files for "cuda".  For the other devices the C++ compiler does.
+    nvcc compiles the .cu files for "cuda".  For the other devices the C++ compiler does.  For the
+    simulated device, flags of rnnt_bench.setup.simulated replace those of the package.
 
     target: the folder that holds the Python package."""
     from torch.utils import cpp_extension
@@ -454,9 +458,9 @@ def _runtime_library(folder: Path) -> list[str]:
 def _fetch(package: str) -> Path:
     """Return the path of a package's sdist, which is downloaded unless the cache has it.
 
-    pip downloads it, with the user's index, proxy and certificates.  pip runs its setup.py, which
-    may refuse without torch or a GPU, so _TORCH_WITH_A_GPU is put on its path.  Raises
-    NotRunnable("missing")."""
+    pip downloads it, with the user's index, proxy and certificates.  pip also runs the setup.py of
+    the sdist.  That may refuse without torch or a GPU, so it gets _TORCH_WITH_A_GPU as its torch.
+    Raises NotRunnable("missing")."""
     version, digest = pinned(package)
     target = CACHE / "sources" / f"{package}-{version}.tar.gz"
     if target.exists() and hashlib.sha256(target.read_bytes()).hexdigest() == digest:

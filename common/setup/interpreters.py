@@ -96,7 +96,9 @@ def controls(
 
 
 def _can_run(row: Implementation, python: Path | None, device: str) -> bool:
-    """Tell whether there is a Python, and the package of a loss is compiled for it or can be."""
+    """Tell whether there is a Python for a loss, with its package if the suite builds that.
+
+    Such a package is compiled for the Python, unless it is compiled already."""
     return python is not None and (not row.built or _has(row.package, python, device))
 
 
@@ -129,7 +131,9 @@ def _under_other_torch(python_of: Mapping[str, Choice], device: str) -> dict[str
 
 @functools.cache
 def _has(package: str, python: Path, device: str) -> bool:
-    """Tell whether a source package is compiled for this Python and device, or can be."""
+    """Compile a source package for a Python and a device, unless it is installed or compiled.
+
+    Returns False if it cannot be compiled."""
     command = [str(python), "-m", "rnnt_bench.setup.extensions", package]
     command += ["--device", device.partition(":")[0]]
     return bool(processes.output(command, stderr=None, cwd=ROOT))
@@ -194,12 +198,14 @@ def with_torch(*packages: str) -> Path:
     Raises UserError if there is no torch in the end."""
     if lacks("torch", *packages):
         continue_in("main")
-    need_torch({"": Choice(Path(sys.executable))})
+    need_torch({"this command": Choice(Path(sys.executable))})
     return Path(sys.executable)
 
 
 def need_torch(choices: Mapping[str, Choice]) -> None:
-    """Raise UserError if the running Python has no torch, and no other one was chosen."""
+    """Raise UserError if the running Python has no torch, and no other Python was chosen.
+
+    choices: name of an implementation -> the Python that was chosen for it."""
     here = Path(sys.executable)
     if lacks("torch") and all(choice.python in (None, here) for choice in choices.values()):
         raise UserError(
@@ -238,8 +244,8 @@ def _look(python: Path) -> Sight:
 def resolve_device(wanted: str, pythons: Iterable[Path | None]) -> str:
     """Return the device of a run: "cpu", "cuda" or "cuda:N".
 
-    Warns on stderr of each Python whose torch does not see a CUDA device.  Raises UserError if CUDA
-    is wanted and no torch sees the device.
+    Where there is a GPU driver, warns on stderr of each Python whose torch does not see the CUDA
+    device.  Raises UserError if CUDA is wanted and no torch sees the device.
 
     wanted: the value of --device.  "auto" is "cuda" if the newest torch sees a device, since most
     losses run under that; pythons: of the run.  They are asked only if there is a GPU driver."""

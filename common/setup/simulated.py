@@ -14,14 +14,15 @@ from pathlib import Path
 #: A device of rnnt_bench.setup.extensions, beside "cpu" and "cuda".
 DEVICE = "simulated"
 HEADER = Path(__file__).parent / "headers" / "simulated_cuda.h"
-#: The begin of a launch: "kernel<float><<<blocks, threads>>>(", or with no arguments all of it.
+#: The beginning of a launch: "kernel<float><<<blocks, threads>>>(", or with no arguments all of it.
 _LAUNCH = re.compile(r"(\w+(?:<[^<>;()]*>)?)\s*<<<(.*?)>>>\s*\((\s*\))?", re.DOTALL)
 #: A line such as "#include <cuda_runtime.h>" or "#include <c10/cuda/CUDAStream.h>".
 _INCLUDE = re.compile(
     r'^#include [<"](?:cuda|device_|cooperative_groups|c10/cuda/|ATen/cuda/).*$', re.MULTILINE
 )
-#: Word of a source -> the word that replaces it.  The first four swap CUDA and CPU, where the
-#: tensors are; the last two stand for a CUDA compiler and for a check that needs a GPU.
+#: Word of a source -> the word that replaces it.  The first four swap CUDA and CPU, since here the
+#: tensors are on the CPU.  The fifth lets the C++ compiler pass for one of CUDA.  The last avoids a
+#: check that needs a GPU.
 _WORDS = {
     "is_cuda": "is_cpu",
     "is_cpu": "is_cuda",

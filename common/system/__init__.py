@@ -1,2 +1,1 @@
-"""This computer and its processes: memory, load, children, locks. Knows nothing of the suite. No
-torch."""
+"""This computer and its processes: memory, load, children. Knows nothing of the suite. No torch."""

@@ -157,7 +157,8 @@ def git_state(root: Path) -> tuple[str | None, bool | None]:
     measurement writes both."""
     if not (root / ".git").exists():  # a repository above an installed suite is a user's
         return None, None
-    # In a git hook, variables such as GIT_DIR name the repository of the hook.
+    # In a git hook, variables such as GIT_DIR name the repository of the hook.  Those of settings,
+    # such as GIT_CONFIG_GLOBAL, stay.
     variables = {
         name: value
         for name, value in os.environ.items()
@@ -246,13 +247,14 @@ def gpu(uuid: str | None) -> dict[str, Any] | None:
 #: Environment variable with the folder where a container mounts the host's /proc, as monitors of
 #: machines have it.
 PROC = "HOST_PROC"
-# Load of others is noticeable ("busy") if they use more cores than the larger of these two, and
-# FREE_SHARE of the cores that the step leaves free.
+# The load of others is noticeable ("busy") if they use more cores than a limit.  The limit is the
+# larger of BUSY_CORES and BUSY_SHARE of the CPUs, plus FREE_SHARE of the cores that the step leaves
+# free.
 #: Cores.  It is small, since a step waits for all its threads.
 BUSY_CORES = 0.1
 #: Share of the CPUs.  A large server always runs something else.
 BUSY_SHARE = 0.01
-#: Share of free cores.  They share caches, memory and clocks with those of the step.
+#: Share of free cores, not all of them: they share caches, memory and clocks with the step's cores.
 FREE_SHARE = 0.5
 #: Load of this many times the limit is flagged "loaded" too: it can change the order of two losses.
 LOADED = 2.0
@@ -293,7 +295,7 @@ def _busy_seconds(cpus: Set[int], stat: Path) -> float | None:
 
 
 class Look(NamedTuple):
-    """Hold the CPU times at the begin or end of a window.
+    """Hold the CPU times at the beginning or the end of a window.
 
     Attributes:
         busy: of all processes, in seconds; None if the system does not tell
@@ -321,6 +323,8 @@ class ForeignLoad:
         self.start_before: Look | None = None
 
     def _look(self) -> Look:
+        """Return the CPU times of this moment."""
+        # The first four of os.times: user and system time, of this process and ended children.
         return Look(
             _busy_seconds(self.cpus, self.stat), sum(os.times()[:4]), time.perf_counter_ns()
         )
@@ -362,7 +366,8 @@ def busy_flags(
     Args:
         share: of the CPU time that others took, from ForeignLoad; None counts as 0.
         threads: number of threads that the sample kept busy; None for one on each core.
-        cpus, physical: numbers of CPUs and cores of this process; None for those of this machine."""
+        cpus: number of CPUs that the process may use; None for CPUS.
+        physical: number of their physical cores; None for `cpus`, and without that for cores()."""
     physical = physical or cpus or cores()
     cpus = cpus or len(CPUS)
     free = 0 if threads is None else max(physical - threads, 0)
@@ -376,8 +381,9 @@ def busy_flags(
 def disturbance(load: ForeignLoad, threads: int | None = None, longer: float = 1.0) -> str:
     """Return how busy others keep this machine; "" if it is quiet.
 
-    Example: "load 24 on 2 cores, others use 97% of the CPU".  The load average is of the last
-    minute, with the user's own set-up in it.  If only that is high, another window decides.
+    Example: "load 24 on 2 cores, others use 97% of the CPU".  The load average ("load 24") is of
+    the last minute, so it may still count the user's own set-up.  If only the average is high,
+    another window decides.
 
     Args:
         load: whose present window is ended; a short one is made longer by a wait.

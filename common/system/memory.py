@@ -53,7 +53,9 @@ def cgroup_cpus() -> float | None:
 
 
 def throttled_seconds() -> float:
-    """Return the seconds for which quotas have kept threads from running, summed over CPUs."""
+    """Return the seconds for which quotas have kept threads from running.
+
+    They are summed over CPUs, and over the cgroups of this process."""
     seconds = 0.0
     for words in _cgroup_values("cpu", "cpu.stat"):
         names, numbers = words["cpu.stat"][::2], words["cpu.stat"][1::2]
@@ -170,9 +172,9 @@ def allocated_bytes() -> tuple[int, int]:
 
 
 def children_bytes(process: str = "self") -> int:
-    """Return the bytes that the children of a process, and theirs, have written and share with none.
+    """Return the bytes that the descendants of a process have written and share with no process.
 
-    0 if the system does not tell (CONFIG_PROC_CHILDREN).
+    0 if the system does not tell who the children are (CONFIG_PROC_CHILDREN).
 
     process: its number, or "self"."""
     size = 0
