@@ -76,7 +76,7 @@ class Check(NamedTuple):
 
     Attributes:
         right: whether every case was answered right, or does not apply
-        findings: what was wrong: "ragged: fail: ..."
+        findings: what was wrong: "ragged: differs: ..."
         cells: the outcome of each case that was asked, by its name
     """
 
@@ -130,10 +130,11 @@ def measure(
     Raises ValueError for a loss that a process cannot import, and for flags that do not fit.
     """
     options = {"passes": "timing,memory", **flags, "vocab_size": vocab_size, "loss": _target(loss)}
-    only = ["--only", ",".join(beside)] if beside else ["--skip", "all"]
+    # --skip leaves the loss of --loss in.
+    choice = ["--only", ",".join(beside)] if beside else ["--skip", "all"]
     with tempfile.TemporaryDirectory(prefix="rnnt-bench-") as scratch:
         folder = str(log_dir or scratch)
-        arguments = [*_as_arguments(options), *only, "--quiet", "--log-dir", folder]
+        arguments = [*_as_arguments(options), *choice, "--quiet", "--log-dir", folder]
         _run("run", *arguments, allowed=(0, 1))
         return Results(sorted(load(folder), key=lambda row: row["name"] in beside))
 
@@ -198,7 +199,8 @@ def _target(loss: Loss) -> str:
     if isinstance(loss, str):
         return loss
     module = getattr(loss, "__module__", None)
-    # A function within another has "<locals>" in its name, a lambda "<lambda>".
+    # A function within another has "<locals>" in its name, a lambda "<lambda>".  Both are refused,
+    # as is an object without a name.
     name = getattr(loss, "__qualname__", "<")
     file = getattr(sys.modules.get(module or ""), "__file__", None)
     is_script = module == "__main__"

@@ -138,7 +138,8 @@ def sides_of(options: Namespace) -> comparison.Sides:
     a partner.  Raises UserError."""
     sides = options.sides
     if options.baseline:
-        log = Path(*(sides[:1] or ["log"]))
+        log = Path(sides[0] if sides else "log")
+        # Further words stay, so that they are refused below.
         sides = [kept_as(log, options.baseline), log, *sides[1:]]
     if len(sides) != 2 or (options.baseline and options.log):
         raise UserError(

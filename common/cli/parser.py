@@ -348,7 +348,7 @@ def chosen(arguments: Namespace) -> list[str]:
     only = arguments.only
     if set(arguments.skip).issuperset([*arguments.loss, *only]):
         raise UserError("--skip: it leaves nothing of --only")
-    if arguments.topology and only == standard():
+    if arguments.topology and only == standard():  # no --only: the variants are candidates too
         only = [row.name for row in with_variants() if not row.template]
     candidates = dict.fromkeys([*arguments.loss, *only])
     names = [name for name in candidates if name not in arguments.skip]

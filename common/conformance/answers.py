@@ -207,8 +207,8 @@ class Examination:
 
 
 def _without_path(answer: Answer) -> Outcome:
-    """Judge an answer about utterances of which one has no path: its loss must be infinite.  The
-    message tells how large the gradient is."""
+    """Judge an answer about utterances of which at least one has no path: the loss of each of these
+    must be infinite.  The message tells how large the gradient is."""
     infinite = answer.losses[~answer.rights.isfinite()].isinf()
     if not infinite.all():
         line = f"loss {listed(answer.losses)} where its lattice has no path"

@@ -34,8 +34,10 @@ REPEATS = 5
 
 
 def agrees(exam: Examination) -> Outcome:
-    """Judge loss and gradient, also in the padding.  An error passes where the question allows it,
-    or where an utterance has no path."""
+    """Judge loss and gradient, also in the padding.
+
+    An error passes where the question allows it (`may_refuse`) and does not say what is wrong with
+    one (`refusal`).  It also passes where an utterance has no path."""
     try:
         return exam.outcome()
     except Refused as refusal:
@@ -54,8 +56,10 @@ def of_one_symbol(exam: Examination) -> Outcome:
 
 
 def many_targets(exam: Examination) -> Outcome:
-    """Judge an utterance of many targets: on few frames, or on more frames than targets if the loss
-    takes one target a frame, or refuses more."""
+    """Judge an utterance of many targets.
+
+    It has few frames.  It has more frames than targets instead for a loss that takes at most one
+    target a frame, and for one that refuses the few frames."""
     if exam.adapter.topology not in ONE_SYMBOL:
         with suppress(Refused):
             return agrees(exam)
@@ -133,7 +137,9 @@ def upstream_zero(exam: Examination) -> Outcome:
 
 def _reductions(exam: Examination, reduction: str) -> dict[str, torch.Tensor]:
     """Return what packages compute under the name of a reduction: the weights of the utterances,
-    (N,) float64, by description; "" describes the right one."""
+    (N,) float64, by description.
+
+    Any "mean" is right.  Of "none" and "sum" one is right, whose description is ""."""
     shapes = torch.tensor(exam.question.shapes, dtype=torch.float64)
     T, U = shapes.unbind(1)
     same = torch.ones_like(T)
@@ -250,7 +256,7 @@ def deterministic(exam: Examination) -> Outcome:
 def without_gradient(exam: Examination) -> Outcome:
     """Judge the loss alone: of logits that require no gradient if the question is "no-gradient",
     else under torch.no_grad."""
-    is_detached = exam.question.name == "no-gradient"
+    is_detached = exam.question.name == "no-gradient"  # then torch may record gradients, else not
     requires_grad = []
 
     def run(steps, _):

@@ -106,7 +106,7 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     interpreters.need_torch(choices)
     pythons = {name: choice.python for name, choice in choices.items() if choice.python}
     config = show.Config(
-        cases=[case.name for case in TABLE if case.name in (arguments.cases or case.name)],
+        cases=[case.name for case in TABLE if not arguments.cases or case.name in arguments.cases],
         device=interpreters.resolve_device(arguments.device, pythons.values()),
         missing={name: choice.reason for name, choice in choices.items() if not choice.python},
     )
@@ -117,9 +117,9 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
         matrix = show.matrix_of(run)
         if arguments.output:
             write(matrix, earlier, arguments.output)
-        return show.answer_of(
-            matrix, [name for name in choices if find(name).script.endswith(".py")]
-        )
+        # The script of the suite's own losses is a module, that of the user's is a file.
+        of_user = [name for name in choices if find(name).script.endswith(".py")]
+        return show.answer_of(matrix, of_user)
 
     resolved = settings.resolve({}, config.device)
     return commands.measured(

@@ -154,7 +154,7 @@ def judge_in_fork(
             pipe.send(judge(BY_NAME[name], adapter, device))
 
     kills = memory.oom_kills()
-    case = ""
+    case = ""  # at which the fork is
     is_late = False
     with processes.Fork(work) as fork:
         try:
@@ -182,8 +182,9 @@ def judge_in_fork(
 
 
 def late(timeout: float, simulator: str | None) -> Outcome:
-    """Return the outcome of a case without an answer in `timeout` seconds; `simulator`: environment
-    variables of the one that runs the kernels, if any."""
+    """Return the outcome of a case without an answer in `timeout` seconds.
+
+    simulator: as in Row; None where no simulator runs the kernels."""
     message = f"no answer within {timeout:g} s (--timeout)"
     if simulator:
         return Outcome(NOT_ASKED, f"{message} in the simulator")

@@ -139,6 +139,7 @@ class Matrix:
 
 
 def outcome_of(row: Row, case: Question) -> Outcome:
+    """Return the outcome of a loss in a case; NOT_ASKED if the row has none."""
     return row.cells.get(case.name, Outcome(NOT_ASKED, "not asked"))
 
 
@@ -149,7 +150,7 @@ def leaves_nan(outcome: Outcome) -> bool:
 
 
 def called(name: str, row: Row) -> str:
-    """Return a name, marked if the kernels of the row ran in a simulator."""
+    """Return a name, with SIMULATED behind it if the kernels of the row ran in a simulator."""
     return name + (SIMULATED if row.simulator else "")
 
 
@@ -219,9 +220,10 @@ def meaning(case: Question, result: str) -> str:
 def findings(matrix: Matrix, brief: bool = False) -> dict[str, list[str]]:
     """Return the findings as lines, by heading, wrong answers first.
 
-    A line has the case, what its result means, the losses, and what the first of them answered.
-    With `brief` it has only the meaning and the losses; the case too, where the meaning is no more
-    than that the process ends or hangs, or that the answer is not the loss.
+    A line has the case, what its result means, the losses, and what the first of them answered
+    unless it refused.  With `brief` a line has only the meaning and the losses.  Some meanings say
+    no more than that the process ends or hangs, or that the answer is not the loss: there a brief
+    line has the case, too.
     """
     lines: dict[str, list[str]] = {}
     for result, heading in FINDINGS.items():
@@ -308,7 +310,7 @@ def answer_of(matrix: Matrix, of_user: Sequence[str] = ()) -> kept.Answer:
     """
     clean = [called(row.name, row) for row in matrix.judged if not _odd_cases(row, matrix.cases)]
     asked = f"{matrix.heading}; {text.count(len(matrix.cases), 'case')}"
-    lines = [f"{kind}: {line}" for kind, of_kind in findings(matrix).items() for line in of_kind]
+    lines = [f"{heading}: {line}" for heading, found in findings(matrix).items() for line in found]
     rows = [
         {"loss": row.name, "case": case.name, **structs.asdict(outcome_of(row, case))}
         for row in matrix.judged
@@ -362,8 +364,8 @@ def page(matrix: Matrix, earlier: Mapping[str, Corners]) -> str:
         listed(remarks(matrix), "markdown"),
         "## Findings",
     ]
-    for heading, of_kind in findings(matrix, brief=True).items():
-        lines += [f"### {heading}", listed(of_kind, "markdown")]
+    for heading, found in findings(matrix, brief=True).items():
+        lines += [f"### {heading}", listed(found, "markdown")]
     if earlier:
         lines += ["## Judged earlier", "This run did not judge these; an earlier one did:"]
         lines.append(listed(_of_earlier(earlier), "markdown"))
@@ -464,7 +466,8 @@ def read_corners(folder: Path) -> dict[str, Corners]:
 def judged(name: str, folders: Sequence[Path]) -> Judged | None:
     """Return what to beware of in a loss, the worst first; None if it was never judged.
 
-    The newest run in `folders` that judged it tells, else the corners in docs/.
+    The answer is that of the newest run in `folders` that judged it.  If none did, it is that of the
+    corners in docs/.
     """
     answers = kept.answers(folders, TOOL, matrix_of)
     matrices = [answer for answer in answers if isinstance(answer, Matrix)]

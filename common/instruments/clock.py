@@ -75,6 +75,7 @@ class Clock:
         gc.freeze()
 
     def synchronize(self) -> None:
+        """Wait until a GPU has done its work; do nothing on a CPU."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
@@ -105,6 +106,7 @@ class StepTimes(NamedTuple):
 
     @property
     def forward_ns(self) -> int | None:
+        """Return the time of forward, by events if there are any, else by the wall clock."""
         return self.forward_wall_ns if self.forward_event_ns is None else self.forward_event_ns
 
 

@@ -162,8 +162,8 @@ class Limit:
         bytes: the limit.
         available: what was free when the limit was made; it bounds `making`.
         peak_bytes: the most that the last `within` had in use, in bytes above what the loaded
-            process holds; None if the system does not tell.  On a GPU a block that fails leaves it
-            as it was.
+            process holds; None if the system does not tell.  A `within` that fails on a GPU does
+            not change it.
     """
 
     peak_bytes: int | None = None
@@ -182,7 +182,7 @@ class Limit:
 
     def making(self) -> AbstractContextManager[None]:
         """Limit a block that makes the inputs of a step: to MAKING times the limit, or to what is
-        available if that is less."""
+        available if that is less; but never to less than the limit."""
         return self.within(max(self.bytes, min(MAKING * self.bytes, self.available)))
 
 
@@ -202,6 +202,7 @@ class AddressSpace(Limit):
             )
         self.base = base
         self.resident = resident
+        # The soft and the hard limit under which the process runs already, those that it has.
         self.bounds = [
             bound
             for bound in resource.getrlimit(resource.RLIMIT_AS)
@@ -229,7 +230,8 @@ class AddressSpace(Limit):
 class Device(Limit):
     """Limits the memory of a GPU to `text`: "8GB", "50%", or None for all that is free.
 
-    Raises UserError if the GPU has less in all.  If less is free, that is the limit.
+    Raises UserError if the whole memory of the GPU is less.  If only its free memory is less, that
+    is the limit.
     """
 
     def __init__(self, text: str | None, device: torch.device):

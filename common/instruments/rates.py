@@ -41,8 +41,8 @@ SIZES = (256, 512, 1024, 2048, 4096, 8192)
 SECONDS, SHORTEST = 0.4, 0.1
 #: Repeats, at least and at most.
 FEWEST, MOST = 3, 200
-#: At least so many sizes of products are measured, at least FEWEST_SHORT times each.  They take less
-#: than a time slice, so other load can slow every one of a few repeats.
+#: The SHORT smallest sizes of products are always measured, at least FEWEST_SHORT times each: such a
+#: product takes less than a time slice, so other load can slow every one of a few repeats.
 SHORT, FEWEST_SHORT = 3, 10
 #: Least n of the products of the suite's own loop.
 LOOP_SIZE = 200
@@ -86,7 +86,7 @@ def streams(device: torch.device, clock: Clock, seconds: float) -> Iterator[Stre
     half = size // 8  # entries of 4 bytes
     whole = torch.ones(2 * half, dtype=torch.float32, device=device)
     first, second = whole.chunk(2)
-    kernels = (
+    kernels = (  # (name, action, entries that it reads and writes)
         ("update", partial(first.add_, second), 3 * half),
         ("read", whole.sum, 2 * half),
         ("write", partial(whole.fill_, 1), 2 * half),
@@ -119,7 +119,8 @@ def products_of_loop(
 ) -> Products:
     """Return the times of products by the suite's own loop.
 
-    Every thread multiplies matrices of its own, which stay in its cache.
+    Every thread multiplies matrices of its own, which stay in its cache.  The time of a repeat is
+    divided by the number of products that all threads made in it.
 
     Args:
         library: path of common/setup/c/multiply.c as it was compiled for the dtype.
@@ -170,7 +171,7 @@ def measure(
 ) -> Limits:
     """Return a ``limits`` record.
 
-    If products fail its `reason` says why.
+    Its `reason` says why products failed, or else why there is no library.
 
     Args:
         settings: those of the run.

@@ -109,8 +109,8 @@ def _line(title: str, sentence: verdict.Sentence) -> parts.Line:
 
 
 def failures(rows: Sequence[Row]) -> list[parts.Failure]:
-    """Return an entry for each row that did not run, with the reason; in a sweep it names the
-    values of the row."""
+    """Return an entry for each row that has a reason why it failed or did not run.  In a sweep the
+    entry names the swept values of the row."""
     result = []
     for row in rows:
         if row.reason:

@@ -91,9 +91,10 @@ def screen(
     shown = _measured(changes)
     lines = [line for line in lines_of(shown) if line.is_explained]
     below = [*_controls(shown), *_failed_sides(shown), *remarks]
+    *sides, _ = origins(shown)  # how the times are compared is not on the screen
     return spaced(
         [
-            [part for line in origins(shown)[:2] for part in terminal.wrapped(line, None)],
+            [part for line in sides for part in terminal.wrapped(line, None)],
             aligned(table(lines, NARROW), tables.LONGEST_NAME, terminal.colors).splitlines(),
             [part for line in below for part in terminal.wrapped(line)],
             tables.verdict_lines(_answers(shown, lines), terminal),
@@ -112,8 +113,10 @@ def _failed_sides(changes: Changes) -> list[str]:
 
 
 def _answers(changes: Changes, lines: Sequence[Line]) -> dict[str, str]:
-    """Return {question: answer} of the verdict on a screen: how many times changed, what became
-    better or worse, and what cannot be told."""
+    """Return {question: answer} of the verdict on a screen: how many of the times have each
+    verdict, what became better or worse, and what cannot be told.
+
+    lines: those of the table on that screen."""
     answers = {"times": _counts(changes)}
     names = gathered(
         (line.verdict, f"{line.name} {line.what.removesuffix(' time')}") for line in lines
@@ -151,6 +154,7 @@ def table(lines: Sequence[Line], columns: Sequence[parts.Column] = COLUMNS) -> p
 
 
 def _cell(words: str) -> parts.Cell:
+    """Return a cell with these words; "-" has no value."""
     return parts.Cell(words, None if words == "-" else words)
 
 
@@ -160,6 +164,7 @@ def _measured(changes: Changes) -> Changes:
 
 
 def _is_measured(change: comparison.Change) -> bool:
+    """Return whether a side of the change has times, peaks or errors."""
     runs = (change.pair.baseline, change.pair.new)
     return any(run.timed or run.peaks_mb or run.checked.loss_error is not None for run in runs)
 
@@ -273,20 +278,21 @@ def lines_of(changes: Changes) -> list[Line]:
 
 
 def _time_line(name: str, scope: str, time: standing.Standing) -> Line:
+    """Return the line of a time; its rounds are "3" if they are paired, else "3 + 5"."""
     baseline_ms, new_ms = time.both_ms
     baseline_rounds, new_rounds = time.rounds
     return Line(
         name,
         f"{scope} time",
         time.verdict,
-        _ratio(time.factor),
-        _ratio(time.over_control),
-        "-" if time.low is None else f"{time.low:.3f}-{time.high:.3f}",
-        _with_unit(baseline_ms, f"{scope}_ms"),
-        _with_unit(new_ms, f"{scope}_ms"),
-        str(baseline_rounds) if time.paired else f"{baseline_rounds} + {new_rounds}",
-        str(time.ratio.batches if time.ratio else 0),
-        time.reason,
+        ratio=_ratio(time.factor),
+        over_control=_ratio(time.over_control),
+        interval="-" if time.low is None else f"{time.low:.3f}-{time.high:.3f}",
+        baseline=_with_unit(baseline_ms, f"{scope}_ms"),
+        new=_with_unit(new_ms, f"{scope}_ms"),
+        rounds=str(baseline_rounds) if time.paired else f"{baseline_rounds} + {new_rounds}",
+        batches=str(time.ratio.batches if time.ratio else 0),
+        reason=time.reason,
     )
 
 
@@ -305,8 +311,8 @@ def _with_unit(value: float | None, key: str) -> str:
 
 
 def _counts(changes: Changes) -> str:
-    """Return how many times changed: "1 faster, 0 slower, 4 unclear"; without those that were
-    measured beside other load."""
+    """Return how many of the compared times became faster or slower: "1 faster, 0 slower, 4
+    unclear".  Times that were measured beside other load are left out."""
     verdicts = _verdicts(changes)
     del verdicts[BESIDE_LOAD]
     if not verdicts:
@@ -339,8 +345,10 @@ def _controls(changes: Changes) -> list[str]:
 
 
 def _moved(moved: ratios.Control, first: standing.Standing) -> str:
-    """Return how much slower the unchanged rows became, whether the machine did so too, and its
-    rates in both runs. first: one of these rows."""
+    """Return how much slower the unchanged rows became, whether that makes the machine slower or
+    faster, and the machine's rates in both runs.
+
+    moved: the control of these rows; first: the first of them, whose two runs have the rates."""
     ratio, low, high = moved.slowdown()
     spread = f"{low:.2f} to {high:.2f}; each {moved.least:.2f} to {moved.most:.2f}"
     words = f"{moved.rows} rows that did not change took {ratio:.2f} times the time ({spread})"
@@ -399,11 +407,11 @@ def _figure(changes: Changes) -> parts.Figure | None:
             f"{change.pair.name}, {scope}",
             look_of[time.row.name],
             time.factor,
-            time.low,
-            time.high,
-            time.verdict,
-            time.verdict == BESIDE_LOAD,
-            time.row.results,
+            low=time.low,
+            high=time.high,
+            verdict=time.verdict,
+            hollow=time.verdict == BESIDE_LOAD,
+            source=time.row.results,
         )
         for change in changes
         for scope, time in change.time.items()

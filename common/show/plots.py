@@ -83,7 +83,8 @@ def _dot(row: Row, fastest: Row, scope: str) -> Dot | None:
     ):
         return None
     word = metrics.METRICS["verdict"].shown(row)
-    if against.baseline is not fastest or against.scope != scope:  # ranked within another kind
+    if against.baseline is not fastest or against.scope != scope:
+        # The row was ranked within another kind: compare it with the fastest row of this plot.
         against = standing.stand(row, fastest, scope)
         word = against.verdict
     ratio = against.ratio
@@ -93,11 +94,11 @@ def _dot(row: Row, fastest: Row, scope: str) -> Dot | None:
         row.marked_label,
         row.look,
         ratio.ratio,
-        ratio.low,
-        ratio.high,
-        word,
-        against.beside_load,
-        row.results,
+        low=ratio.low,
+        high=ratio.high,
+        verdict=word,
+        hollow=against.beside_load,
+        source=row.results,
     )
 
 
@@ -121,11 +122,11 @@ def ratios(key: str, title: str, caption: str, dots: Sequence[Dot], across: str)
         names.append(name.rstrip())
         summaries.append(f"{dot.name} {value}{dot.interval}")
         cells.append(_dot_cells(dot))
-    equal = _segment((1, 1), (0.5 - len(dots), 0.5), 0.9, width=1.5)
+    # From the bottom of the last lane to the top of the first: each is 1 high, its middle at -lane.
+    equal = _segment((1, 1), (0.5 - len(dots), 0.5), opacity=0.9, width=1.5)
     layout = style.layout(
         LANE * len(dots) + 70,
-        None,
-        **style.lanes(names, LANE, 8),
+        **style.lanes(names, lane=LANE, gap=8),
         shapes=[equal],
         xaxis=style.axis_of(across, style.logarithmic([*ends, 1.0])),
     )
@@ -147,13 +148,14 @@ def _dot_trace(dot: Dot, lane: int) -> Plotly:
 
 
 def _dot_cells(dot: Dot) -> dict[str, Cell]:
+    """Return {column: cell} of a dot, for the table that stands for the plot."""
     numbers = {"ratio": dot.ratio, "low": dot.low, "high": dot.high}
     cells = {title: measured(value, dot.source) for title, value in numbers.items()}
     return {"implementation": Cell(dot.name), **cells, "verdict": Cell(dot.verdict or "-")}
 
 
 def _headed(name: str, value: str) -> str:
-    """Return the heading of a lane, its value in bold, in plotly's HTML."""
+    """Return a name and its value in bold, in plotly's HTML: the heading of a lane."""
     return f"{style.shown(name)}  <b>{value}</b>"
 
 
@@ -211,6 +213,7 @@ def time_and_memory(rows: Rows) -> Figure | None:
     data, sentences = [], []
     if best:
         corners = [(position.time.median, position.mb) for position in best]
+        # The line goes on to both edges: up from the fastest, to the right from the smallest.
         corners = [(corners[0][0], up.high), *corners, (across.high, corners[-1][1])]
         line = {"shape": "hv", "dash": "dot", "width": 2.5, "color": style.INK}
         data.append(style.points("Pareto front", corners, {}, mode="lines", line=line))
@@ -229,7 +232,7 @@ def time_and_memory(rows: Rows) -> Figure | None:
         sentences.insert(0, whiskers)
     caption = " ".join(["Lower left is better.", *sentences])
     axes = {"xaxis": style.axis_of("step, ms", across), "yaxis": style.axis_of("peak, MB", up)}
-    layout = style.layout(460, 200, **axes)
+    layout = style.layout(460, legend=200, **axes)
     cells = [_position_cells(position, position in best) for position in drawn]
     table = tabulated("time-memory", "Time and memory", cells)
     return Figure("time-memory", title, caption, summary, data, layout, table)
@@ -250,6 +253,7 @@ def _position_trace(position: Position, on_front: bool) -> Plotly:
 
 
 def _position_cells(position: Position, on_front: bool) -> dict[str, Cell]:
+    """Return {column: cell} of a position; on_front: whether it is on the Pareto front."""
     row = position.row
     return {
         "implementation": Cell(row.marked_label),
@@ -282,8 +286,9 @@ class Point(NamedTuple):
 
 
 class Quantity(NamedTuple):
-    """Describe a quantity that is drawn over a setting. summary: returns it for a row, None where
-    the row lacks it."""
+    """Describe a quantity that is drawn over a setting.
+
+    summary: returns the quantity of a row; None where the row lacks it."""
 
     key: str
     title: str
@@ -320,10 +325,11 @@ def swept(sweep: groups.Sweep) -> list[Figure]:
     """Return a plot of each quantity over each setting that varies, at the first values of the
     other settings."""
     figures = []
-    for key in (key for key, values in sweep.grid.items() if len(values) > 1):
-        first = {other: values[0] for other, values in sweep.grid.items() if other != key}
-        rows = [row for row in sweep.rows if first.items() <= row.header.values.items()]
-        notes = [f"At {settings.words(first)}."] if first else []
+    varying = [key for key, values in sweep.grid.items() if len(values) > 1]
+    for key in varying:
+        fixed = {other: values[0] for other, values in sweep.grid.items() if other != key}
+        rows = [row for row in sweep.rows if fixed.items() <= row.header.values.items()]
+        notes = [f"At {settings.words(fixed)}."] if fixed else []
         notes += _not_drawn(rows, key)
         ok = [row for row in rows if row.status == "ok"]
         for quantity in quantities():
@@ -365,7 +371,7 @@ def _over(
     title = f"{quantity.title} over {flag}"
     summary = "; ".join(_curve_summary(name, curves[name], quantity.unit) for name in names)
     data = [_curve_trace(curves[name], is_numeric, quantity.unit) for name in names]
-    layout = style.layout(420, 200, **_axes(values, flag, quantity.unit, points))
+    layout = style.layout(420, legend=200, **_axes(values, flag, quantity.unit, points))
     table = tabulated(key, title, [_point_cells(point, flag, quantity.unit) for point in points])
     return Figure(key, title, caption, f"{title}: {summary}", data, layout, table)
 
@@ -396,6 +402,7 @@ def _curve_trace(curve: Sequence[Point], is_numeric: bool, unit: str) -> Plotly:
 
 
 def _point_cells(point: Point, flag: str, unit: str) -> dict[str, Cell]:
+    """Return {column: cell} of a point; only times have percentiles."""
     value = point.value if groups.is_numeric([point.value]) else None
     cells = {
         "implementation": Cell(point.row.label),
@@ -428,7 +435,8 @@ WIDE_LANE = 130  # pixels of a lane of samples
 LOW_LANE = 92  # pixels of a lane of memory
 MOST_SAMPLES = 1500  # that are drawn of one implementation, besides the flagged ones
 FARTHEST = 0.34  # of a lane, up and down from its middle, is for data; the rest for its name
-MOST = 0.3  # share of its median that a sample may differ by; beyond it, it is drawn at the edge
+# A sample that differs by a larger share of its median is drawn at the edge of its lane.
+MOST = 0.3
 MARKS = (MOST, 0.2, 0.1, 0.05)  # shares that an axis may be marked with: the largest that fits
 
 
@@ -459,10 +467,12 @@ class Lane(NamedTuple):
 
     @property
     def seconds(self) -> float:
+        """Return the seconds of timed work up to the end of the last sample."""
         return self.timed[-1].end_s
 
     @property
     def range(self) -> str:
+        """Return the lowest and the highest of the changes: "\u22123% to +12%"."""
         return f"{_percent(min(self.changes))} to {_percent(max(self.changes))}"
 
 
@@ -475,9 +485,10 @@ def _lane(row: Row) -> Lane | None:
     """Return the samples of a row against their medians; None where there are none, or where their
     batches are not recorded but needed.
 
-    A sample is compared with the median of its batch. If a batch has one sample, which is its own
-    median, the time for a cell is compared with the row's median of that. Cells are the padded or
-    the useful ones, whichever makes the samples agree more.
+    A sample is compared with the median of its batch. That tells nothing where a batch has only one
+    sample. Then all samples of the row are compared by their time for a cell of the lattice, with
+    the row's median of that time. The cells are the padded ones or the useful ones, whichever make
+    the samples agree more.
     """
     samples = row.lines_of(Sample)
     ends = accumulate(sample.ms / 1e3 for sample in samples)
@@ -510,14 +521,14 @@ def drift(rows: Rows) -> Figure | None:
     lanes = [lane for lane in map(_lane, rows) if lane and len(lane.timed) > 1]
     if not lanes:
         return None
-    farthest = max(abs(change) for lane in lanes for change in lane.changes)
-    widest = min(farthest, MOST)
-    scale = FARTHEST / max(widest, MARKS[-1])
+    largest_change = max(abs(change) for lane in lanes for change in lane.changes)
+    largest_drawn = min(largest_change, MOST)
+    scale = FARTHEST / max(largest_drawn, MARKS[-1])  # height of a change by 100%, in lanes
     names = [
         f"{_headed(lane.row.label, lane.range)}  in {number(lane.seconds, 3)} s" for lane in lanes
     ]
-    frame = style.lanes(names, WIDE_LANE, int(WIDE_LANE * FARTHEST) + 6)
-    mark = next((share for share in MARKS if share <= widest), MARKS[-1])
+    frame = style.lanes(names, lane=WIDE_LANE, gap=int(WIDE_LANE * FARTHEST) + 6)
+    mark = next((share for share in MARKS if share <= largest_drawn), MARKS[-1])
     heights, words = [], []
     shapes: list[Plotly] = []
     for index, lane in enumerate(lanes):
@@ -533,7 +544,7 @@ def drift(rows: Rows) -> Figure | None:
         "cell against the median of all. Dashed lines part the rounds (fresh processes). A slope is drift or "
         "throttling, a step another load. Crosses ran beside other load."
     )
-    if farthest > MOST:
+    if largest_change > MOST:
         caption += f" At the edge: farther than {MOST:.0%}."
     ranges = "; ".join(f"{lane.row.label} {lane.range}" for lane in lanes)
     summary = f"Spread of the samples around the median: {ranges}"
@@ -543,20 +554,23 @@ def drift(rows: Rows) -> Figure | None:
 
 
 def _lane_lines(lane: Lane, index: int) -> list[Plotly]:
-    """Return a line along the middle of a lane, and a dashed one across it between two rounds."""
-    lines = [_segment((0, 1), (-index, -index), 0.6, width=1, dash="solid")]
+    """Return a line along the middle of a lane, and a dashed one across the lane wherever a round
+    ends and the next begins."""
+    lines = [_segment((0, 1), (-index, -index), opacity=0.6, width=1, dash="solid")]
     for before, after in pairwise(lane.timed):
         if before.sample.round != after.sample.round:
             after_begins_s = after.end_s - after.sample.ms / 1e3
             between = (before.end_s + after_begins_s) / 2 / lane.seconds
             across = (-index - FARTHEST, -index + FARTHEST)
-            lines.append(_segment((between, between), across, 0.6, width=1, dash="dash"))
+            lines.append(_segment((between, between), across, opacity=0.6, width=1, dash="dash"))
     return lines
 
 
 def _lane_samples(lane: Lane, index: int, scale: float) -> Plotly:
-    """Return the markers of a lane's samples, crosses for flagged ones; of very many, only each
-    n-th and the flagged ones are drawn. scale: height of a change by 100%, in lanes."""
+    """Return the markers of a lane's samples, crosses for flagged ones.
+
+    If a lane has more than MOST_SAMPLES, only each n-th sample and the flagged ones are drawn.
+    scale: height of a change by 100%, in lanes."""
     stride = math.ceil(len(lane.timed) / MOST_SAMPLES)
     drawn = [
         item for turn, item in enumerate(lane.timed) if turn % stride == 0 or item.sample.is_flagged
@@ -582,6 +596,7 @@ def _lane_samples(lane: Lane, index: int, scale: float) -> Plotly:
 
 
 def _lane_cells(lane: Lane) -> dict[str, Cell]:
+    """Return {column: cell} of a lane: the range of its changes, and how many samples it has."""
     numbers = {
         "lowest %": 100 * min(lane.changes),
         "highest %": 100 * max(lane.changes),
@@ -598,14 +613,14 @@ def memory_within(rows: Rows) -> Figure | None:
     curves = [(row, row.curve) for row in rows if row.curve]
     if not curves:
         return None
-    highest_mb = max(curve.peak_mb for _, curve in curves) or 1.0
+    highest_mb = max(curve.peak_mb for _, curve in curves) or 1.0  # all are flat at 0
     data, names = [], []
     for index, (row, curve) in enumerate(curves):
         data += _curve_and_peak(row, curve, index, 2 * FARTHEST / highest_mb)
         peak_ms = number(curve.ms[curve.mb.index(curve.peak_mb)], 3)
         heading = _headed(row.marked_label, f"{number(curve.peak_mb)} MB")
         names.append(f"{heading}  at {peak_ms} of {number(curve.ms[-1], 3)} ms")
-    frame = style.lanes(names, LOW_LANE, int(LOW_LANE * FARTHEST) + 6)
+    frame = style.lanes(names, lane=LOW_LANE, gap=int(LOW_LANE * FARTHEST) + 6)
     frame["xaxis"] = style.axis("of the step", tickformat=".0%")
     layout = style.layout(LOW_LANE * len(curves) + 90, **frame)
     caption = (
@@ -635,6 +650,7 @@ def _curve_and_peak(row: Row, curve: Curve, index: int, scale: float) -> list[Pl
 
 
 def _memory_cells(row: Row, curve: Curve) -> dict[str, Cell]:
+    """Return {column: cell} of a row's curve; numbers link to the trace."""
     trace = row.folder / curve.file
     stages = ", ".join(f"{stage} {number(mb, 3)}" for stage, mb in curve.stage_mb.items())
     return {

@@ -127,7 +127,8 @@ def remarks(rows: Rows, format: str) -> list[str]:
 
 
 def _ratios(rows: Rows) -> Lines:
-    """Return a line for each ratio over the fastest, then one for each of them that drifts."""
+    """Return a line for each ratio over the fastest row, then one for each ratio that drifts over
+    the rounds."""
     steps = [row.against_fastest for row in rows]
     losses = [row.loss_against_fastest for row in rows]
     distinct = dict.fromkeys([*steps, *losses])  # a row without a step has one ratio in both lists
@@ -269,8 +270,11 @@ def _blocks(columns: str, heading: str, rows: Rows, terminal: Terminal) -> list[
 
 
 def fitting(name: str, rows: Rows, terminal: Terminal) -> Lines:
-    """Return the lines of the table `name` of analysis/metrics.py, grouped by kind, with as many
-    columns as the terminal has room for."""
+    """Return the lines of the table `name` of analysis/metrics.py, grouped by swept settings and
+    kind, with as many columns as the terminal has room for.
+
+    Columns are tried in the order of their metric's `room`.  The first is always shown, and a
+    column that does not fit is left out."""
     columns = metrics.columns(name, rows)
     titles = [
         ", ".join(filter(None, [settings.words(row.header.values), kind_title(row)]))
@@ -291,7 +295,8 @@ def fitting(name: str, rows: Rows, terminal: Terminal) -> Lines:
 
 
 def _screen_cell(row: Row, metric: metrics.Metric) -> Cell:
-    """Return a cell of which only a status and the verdict of the fastest are coloured."""
+    """Return what a screen shows of a row's metric.  Only a status, and the verdict of the fastest
+    row, have a colour."""
     cell = _cell(row, metric)
     if metric.key == "verdict":
         return cell._replace(mark="good" if row.is_fastest else "")
@@ -420,9 +425,11 @@ def _sweep_verdict(sweep: Sweep, terminal: Terminal) -> Lines:
 
 
 def _group_verdict(group: Group, terminal: Terminal, folders: Sequence[Path]) -> Lines:
-    """Return the verdict on a configuration: its fastest exact loss, that from given logits, the
-    smallest exact loss, an approximation, and what to beware of in the fastest. Below the fastest
-    are torch's products and the change since an earlier day, where they are known."""
+    """Return the verdict on a configuration: its fastest exact loss, the fastest loss from given
+    logits, the smallest exact loss, an approximation, and what to beware of in the fastest.
+
+    Below the fastest are torch's products and the change since an earlier day, where they are
+    known."""
     answers: dict[str, verdict.Sentence] = {}
     fastest, logits, smallest, approximate = verdict.picks(group.rows, folders)
     if fastest:

@@ -51,6 +51,7 @@ def labelled(content: bytes) -> bytes:
 
 
 def _own_track(label: re.Match[bytes]) -> bytes:
+    """Return the id of the new track for a match of _LABEL: "1", and the thread in nine digits."""
     return b"1%09d" % int(label[3])
 
 

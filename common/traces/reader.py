@@ -97,7 +97,8 @@ def remove(folder: Path) -> None:
 # Events.
 
 CHUNK = 1 << 18  # bytes read at once
-# A trace with an event of more characters is refused: it would take the memory of other rows.
+# A trace with an event of more characters is refused: reading it would take the memory that the
+# other rows need.
 LARGEST = 64 << 20
 # An event is not salvaged if its fields before "args", the name included, have more characters.
 LONGEST_HEAD = 16 << 10
@@ -182,7 +183,7 @@ class _Text:
             raise Broken(
                 f"an event after character {self.position:,} has more than {LARGEST:,} characters"
             )
-        # Each piece doubles the text of a long event: it is searched from its begin each time.
+        # Each piece doubles the text of a long event, since all of it is searched again each time.
         data = self.stream.read(max(CHUNK, length))
         if not data:
             end = self.position + length

@@ -59,7 +59,8 @@ class Profiled:
     Attributes:
         label_us: microseconds of each label in a step, on average
         step_us: microseconds of each step, a list for each readable window
-        error: why the first unreadable window could not be read; the numbers are then None
+        error: why the first unreadable window could not be read; the average and the peak are then
+            None, and label_us is empty
     """
 
     windows: list[WindowNumbers] = field(default_factory=list)
@@ -148,7 +149,7 @@ def _numbers(
 def _set_peak(result: Profiled) -> None:
     """Set the peak: the highest of all windows on CUDA, that of the first window on a CPU.
 
-    A note says so if a CPU has more windows."""
+    If there are more windows on a CPU, add the note FIRST_WINDOW."""
     peaks = [
         window.peak_memory_mb for window in result.windows if window.peak_memory_mb is not None
     ]
@@ -163,9 +164,10 @@ def _set_peak(result: Profiled) -> None:
 def _is_cut_off(trace: reader.Trace, before: reader.Trace | None) -> bool:
     """Return whether the loop ended within the last step of a trace.
 
-    Such a step is shorter than the others and also holds fewer operators (torch 1.13 adds one there
-    by itself); a complete step may be either, but not both.  A step that is alone in its trace is
-    compared with the steps of the window `before`.
+    Such a step is much shorter than the others and also has far fewer operators, of which torch 1.13
+    adds one by itself.  A complete step may be short, or have few operators, but not both.  A step
+    that is alone in its trace is compared with the steps of the window `before`.  False where there
+    is no step to compare with, or where the usual step has fewer than FEW operators.
     """
     *others, last = trace.steps
     usual: Sequence[reader.Step] = others or (before.steps if before else [])
@@ -199,7 +201,7 @@ class Curve:
     Attributes:
         ms: milliseconds since the step began, of each point of the curve
         mb: MB allocated at that point, above what was allocated when the step began
-        stage_mb: name of a labelled stage -> the highest of these while it ran
+        stage_mb: name of a labelled stage -> the highest MB, counted so, while the stage ran
     """
 
     file: str
