@@ -52,7 +52,7 @@ FAULTS = [
     Fault("analysis/machines.py", "if mine.cpu != theirs.cpu or other_cores:", "if other_cores:"),
     Fault("analysis/machines.py", "if mine.cpu != theirs.cpu or other_cores:", "if mine.cpu != theirs.cpu:"),
     Fault("analysis/machines.py", "if is_known(mine) and is_known(theirs):", "if is_known(mine) or is_known(theirs):"),
-    Fault("analysis/groups.py", " and not machines.apart(group[0], row)", ""),
+    Fault("analysis/groups.py", " and not machines.apart(first, row)", ""),
     Fault("analysis/groups.py", "*_other_batches(first, other), *machines", "*machines"),
     Fault("analysis/groups.py", ", *machines.apart(first, other)]", "]"),
     Fault("analysis/groups.py", "(shared and are_alike)", "shared"),

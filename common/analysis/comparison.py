@@ -71,7 +71,8 @@ class Sides:
 
 
 def read_runs(path: Path) -> list[Row]:
-    """Return the timed runs at or under `path`, and warn of those that cannot be read.
+    """Return the runs with records at or under `path`, those of sweeps too. Warn of those that
+    cannot be read.
 
     Raises UserError where none can be read."""
     log = logs.read([path], all_runs=True, traces=False)
@@ -289,6 +290,7 @@ def compare(
         tolerance: largest change of time or memory that does not matter (0.02: 2%)
     """
     sides = [(pair.baseline, pair.new) for pair in pairs]
+    # one entry for each time that is judged
     timed = [
         scope
         for baseline, new in sides
@@ -305,13 +307,13 @@ def compare(
     return changes
 
 
-#: Words of times -> words of memory.
+#: Verdict on a ratio of times -> verdict on the same ratio of peaks.
 OF_MEMORY = {"faster": "less", "slower": "more", "same": "same"}
 
 
 def _memory_change(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
-    """Compare the highest peaks over the batches that both sides have, since these decide what
-    fits."""
+    """Compare the highest peaks of two sides over the batches that both have: the highest peak
+    decides what fits. Without a batch of both, or with a peak of 0, the verdict is "unclear"."""
     before_peaks = pair.baseline.peaks_of(scope)
     after_peaks = pair.new.peaks_of(scope)
     batches = before_peaks.keys() & after_peaks.keys()
@@ -322,12 +324,18 @@ def _memory_change(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
         before_mb, after_mb = (
             max((peak.mb for peak in peaks.values()), default=None) for peaks in sides.values()
         )
-        return MemoryChange("unclear", reason, None, before_mb, after_mb)
+        return MemoryChange("unclear", reason, baseline_mb=before_mb, new_mb=after_mb)
+    # Peaks are compared by their MB, the first field.
     before = max(before_peaks[batch] for batch in batches)
     after = max(after_peaks[batch] for batch in batches)
     if not before.mb or not after.mb:
         return MemoryChange(
-            "unclear", "a peak of 0", None, before.mb, after.mb, after.counter, len(batches)
+            "unclear",
+            "a peak of 0",
+            baseline_mb=before.mb,
+            new_mb=after.mb,
+            counter=after.counter,
+            batches=len(batches),
         )
     ratio = after.mb / before.mb
     # Allocators count exactly, the resident peak of a process does not.
@@ -335,6 +343,7 @@ def _memory_change(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
     if {before.counter, after.counter} & {"process", "device_used"}:
         tolerance = max(tolerance, PROCESS_TOLERANCE)
         source = "the resident peak of one process each"
+    # The ratio stands for both ends of its interval, so the verdict is never "unclear".
     verdict = OF_MEMORY[statistics.verdict(ratio, ratio, tolerance)]
     reason = f"{abs(ratio - 1):.1%} {verdict} memory"
     if verdict == "same":
@@ -397,8 +406,8 @@ def _error_verdict(
 
 
 def _changed(pair: Pair) -> list[str]:
-    """Return the recorded differences of code and environment, as "torch 2.10.0 -> 2.11.0"; of two
-    different losses only that of torch."""
+    """Return the recorded differences of code and environment, as "torch 2.10.0 -> 2.11.0"; for two
+    different losses only the difference of torch."""
     baseline, new = pair.baseline, pair.new
     torch = ("torch", baseline.environment.torch, new.environment.torch)
     values = [torch]
@@ -446,6 +455,8 @@ def regressions(changes: Sequence[Change], allowed: float) -> list[str]:
 
 
 def _surely_grew(time: standing.Standing, allowed: float) -> bool:
+    """Tell whether a time grew by more than is allowed, by its whole interval and without a
+    doubt."""
     return time.low is not None and not time.doubt and time.low > 1 + allowed
 
 

@@ -74,8 +74,8 @@ def with_mark(words: str, row: Row, kind: str) -> str:
 
 
 def _about_times(row: Row) -> Iterator[Doubt]:
-    """Yield a doubt if samples ran beside other load: "beside load" if whole rounds did, else
-    "busy"."""
+    """Yield a doubt if samples ran beside other load: "beside load" if any round did for more than
+    half of its time, else "busy". It withholds a verdict if too few other rounds are left."""
     flagged = sum(sample.is_flagged for sample in row.timed)
     if flagged:
         scopes = row.loaded_rounds
@@ -269,7 +269,11 @@ def _about_drift(evidence: Evidence) -> Iterator[Doubt]:
 
 
 def _drift(rounds: Sequence[float]) -> float:
-    """Return by how much the mean logarithm of the rounds' times differs between their halves."""
+    """Return by how much the mean logarithm differs between the first and the last half of rounds;
+    of an odd number of rounds, the middle one is in neither half.
+
+    rounds: time, or ratio, of each round
+    """
     logarithms = statistics.log_values(rounds)
     half = len(rounds) // 2
     return abs(fmean(logarithms[-half:]) - fmean(logarithms[:half]))

@@ -68,8 +68,8 @@ def groups(rows: Sequence[Row]) -> list[list[Row]]:
             return False
         if bool(row.configuration) != bool(first.configuration):
             return False
-        different = {*differing(group[0].configuration, row.configuration)} - NOT_PARTING
-        return not different and not machines.apart(group[0], row)
+        different = {*differing(first.configuration, row.configuration)} - NOT_PARTING
+        return not different and not machines.apart(first, row)
 
     def unknown(row: Row) -> int:
         """Return how many values of its configuration are not known."""
@@ -88,7 +88,9 @@ def groups(rows: Sequence[Row]) -> list[list[Row]]:
 def kind_rank(row: Row) -> tuple[int, str]:
     """Return a sort key: the place of the row's kind in tables, then its `other_torch`."""
     kinds = implementations.KINDS
-    return kinds.index(row.kind) if row.kind in kinds else 0, row.other_torch
+    # Rows of unknown kind (traces without records) stand among the exact ones.
+    place = kinds.index(row.kind) if row.kind in kinds else 0
+    return place, row.other_torch
 
 
 #: Kind -> the title above its rows.
@@ -156,8 +158,10 @@ def heading(group: Sequence[Row]) -> str:
 
 
 def _tuned_variables(group: Sequence[Row]) -> list[str]:
-    """Return the environment variables that any row had otherwise than usual, as "KEY=value";
-    without rows of another torch, since the title above these tells it."""
+    """Return the environment variables of rows, as "KEY=value", sorted, without those that have the
+    usual value of settings.VARIABLES.
+
+    Rows of another torch do not count: the title above them tells how they were run."""
     variables = {
         f"{key}={text.without_folders(value)}"
         for row in group
@@ -203,10 +207,11 @@ def differences(first: Row, other: Row) -> list[str]:
 
 
 def _other_batches(first: Row, other: Row) -> list[str]:
-    """Return ["batches ... / ..."] if two runs have no batch in common, or one index with other
-    cells; else [].
+    """Return ["batches ... / ..."] if two runs have no batch in common, or a batch of one index has
+    other numbers of cells; else [].
 
-    Only one run may have had the time for further rounds, which add batches of their own."""
+    Batches of one run alone are no difference: only that run may have had the time for further
+    rounds, which add batches of their own."""
     mine = {batch.index: (batch.useful_cells, batch.padded_cells) for batch in first.batches}
     theirs = {batch.index: (batch.useful_cells, batch.padded_cells) for batch in other.batches}
     shared = mine.keys() & theirs.keys()
@@ -239,7 +244,7 @@ def grouped(items: Iterable[Item], fits: Callable[[list[Item], Item], bool]) -> 
 
 def newest_first(rows: Sequence[Row]) -> list[Row]:
     """Return the rows by the start of their runs, the newest first; rows that measured nothing come
-    last. Of runs that began at the same time the last comes first."""
+    last. Runs that began at the same time come in the reverse order of `rows`."""
     return sorted(
         reversed(rows), key=lambda row: (not row.is_empty, row.header.started), reverse=True
     )

@@ -44,7 +44,7 @@ class Log:
 
     @property
     def readable(self) -> bool:
-        """Tell whether any row could be read, or there is none."""
+        """Tell whether any row could be read; True where there are no rows at all."""
         return not self.all_rows or any(not row.unreadable for row in self.all_rows)
 
     def newest(self) -> Log:

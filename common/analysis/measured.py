@@ -78,6 +78,8 @@ def _status(row: Row) -> tuple[str, str]:
         return status, reason
     if not _is_right(row.checked):
         return "error", "loss or gradient is further from the oracle than its record allowed"
+    # A run that was stopped before its traces is whole without them: then errors in them do not
+    # count.
     is_untraced = row.newest(schema.Trace) is None and "trace" in (row.header.settings.passes or ())
     if row.profile.error and not is_untraced:
         return "error", row.profile.error

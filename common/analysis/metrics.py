@@ -32,7 +32,8 @@ class Metric(NamedTuple):
     Attributes:
         key: its name in CSV and JSON
         title: of its column; "" for none
-        value: returns the number or text of a row, by which columns are sorted
+        value: returns the number or text of a row, by which columns are sorted; always None for a
+            metric that has `words` alone
         words: returns the text of a row's cell; None to show the value
         tables: names of the tables that show it: "answer" is the screen, "answer-sweep" that of a
             sweep, "results" and "sweep" are --details, "page" the report, "readme" README's; "csv"
@@ -129,26 +130,29 @@ def _marked_error(row: Row) -> str:
 
 
 def _percent(row: Row, scope: str) -> float | None:
-    """Return the device's limit in percent of a row's time; None above 100, where the limit is
-    wrong."""
+    """Return the device's limit in percent of a row's time; None where it is not known, or above
+    100, where the limit is wrong."""
     percent = row.limit_percent.get(scope)
     return None if percent is None or percent > 100 else percent
 
 
 def _percent_words(row: Row, scope: str) -> str:
-    """Return "65", or ">100" where the limit is wrong."""
+    """Return the percent of the limit as "65"; ">100" where the limit is wrong, "-" where it is not
+    known."""
     return ">100" if row.limit_percent.get(scope, 0) > 100 else text.number(_percent(row, scope), 2)
 
 
 def _batch_spread(row: Row, scope: str) -> float | None:
     """Return half of the distance between the 20th and 80th percentile of the batches' median
-    times, in percent of their mean; None of one batch."""
-    batches = text.gathered(
+    times, in percent of their mean; None of fewer than two batches.
+
+    A batch that was timed in several rounds counts once, with the median over its rounds."""
+    medians_of_batch = text.gathered(
         (batch, ms)
         for of_round in row.times_of(scope).medians.values()
         for batch, ms in of_round.items()
     )
-    medians = list(map(median, batches.values()))
+    medians = list(map(median, medians_of_batch.values()))
     if len(medians) < 2:
         return None
     low, high = (statistics.quantile(medians, part) for part in (0.2, 0.8))
@@ -156,13 +160,14 @@ def _batch_spread(row: Row, scope: str) -> float | None:
 
 
 def _spread_words(row: Row, scope: str) -> str:
-    """Return the spread over batches as "+-1.2%"; "-" of one batch."""
+    """Return the spread over batches as "+-1.2%"; "-" of fewer than two batches."""
     spread = _batch_spread(row, scope)
     return "-" if spread is None else f"+-{text.number(spread, 2)}%"
 
 
 def _time_words(row: Row, scope: str) -> str:
-    """Return the median time in ms, its spread and the number of samples, as "574.1 +-1.2% 40"."""
+    """Return the median time in ms, the spread over batches and the number of samples, as "574.1
+    +-1.2% 40"; "-" where the scope was not timed."""
     summary = row.times_of(scope).ms
     if summary is None:
         return "-"
@@ -181,8 +186,9 @@ def _over_fastest(row: Row) -> str:
 
 
 def _verdict(row: Row) -> str | None:
-    """Return the verdict on a row, "one round" where that makes it unclear; None if it is not
-    ranked."""
+    """Return the verdict on a row; None if it is not ranked.
+
+    An "unclear" that comes from a single round, which gives no interval, becomes "one round"."""
     standing = row.against_fastest
     if standing is None:
         return None
@@ -191,8 +197,9 @@ def _verdict(row: Row) -> str | None:
 
 
 def _verdict_words(row: Row) -> str:
-    """Return the verdict, or "-"; that of the fastest row with a mark if it is faster than the
-    device's limit allows."""
+    """Return the verdict; "-" for a row that is not ranked.
+
+    "fastest" has a mark if the row is faster than the device's limit allows."""
     word = _verdict(row) or "-"
     return doubts.with_mark(word, row, "above limit") if word == "fastest" else word
 
@@ -205,8 +212,8 @@ def _interval(standing: Any) -> str:
 
 
 def _loss_ratio(row: Row) -> str:
-    """Return "1.04 0.91-1.18": the time of the loss alone over that of the fastest row, with its
-    interval."""
+    """Return "1.04 0.91-1.18": the time of the loss alone over that of the fastest row, then the
+    ratio's interval, if there is one; "-" without a ratio."""
     factor = text.number(at("loss_against_fastest.factor")(row), 3)
     interval = _interval(row.loss_against_fastest)
     return factor if interval == "-" else f"{factor} {interval}"
@@ -279,6 +286,7 @@ ALL = (
         room=2,
         tag="1_time/step_ms_median",
     ),
+    # Both are None where the step has no interval.
     _plain("step_ms_low", value=lambda row: (row.step.interval or (None,))[0]),
     _plain("step_ms_high", value=lambda row: (row.step.interval or (None,))[-1]),
     Metric(
@@ -506,11 +514,11 @@ METRICS: dict[str, Metric] = {metric.key: metric for metric in ALL}
 
 
 def columns(table: str, rows: Sequence[Row]) -> list[Metric]:
-    """Return the columns of a table that tell something of these rows: those with a value, and the
-    status if one is not "ok".
+    """Return the columns of a table that tell something of these rows: those where any row has a
+    value, and the status if that of any row is not "ok".
 
-    Tables of --details have all their columns, with or without values; only a metric that is also
-    in the plots of sweeps needs a value there too."""
+    Tables of --details have all their columns, with or without values. An exception is a metric
+    that is also in the plots of sweeps: without a value it is left out there too."""
 
     def tells(metric: Metric) -> bool:
         if table in DETAILS.split() and not metric.is_in("plot"):
@@ -527,7 +535,7 @@ def differing(rows: Sequence[Row]) -> list[str]:
     are columns of CSV anyway."""
     items = (item for row in rows for item in row.configuration.items())
     by_key = text.gathered((key, value) for key, value in items if value is not None)
-    differ = [key for key, column in by_key.items() if any(value != column[0] for value in column)]
+    differ = [key for key, known in by_key.items() if any(value != known[0] for value in known)]
     return [key for key in differ if key not in METRICS or not METRICS[key].is_in("csv")]
 
 

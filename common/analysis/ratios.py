@@ -28,7 +28,8 @@ Batches = Mapping[Any, float]  # batch -> time, the median of its samples
 Rounds = Mapping[Any, Batches]  # round -> batch -> time
 Round = TypeVar("Round")
 
-#: With fewer rounds or batches a ratio is of the measured batches, and not of the whole file.
+#: With fewer batches, or fewer than FEWEST_ROUNDS rounds, a ratio is of the measured batches, and
+#: not of the whole file.
 FEWEST_BATCHES = 10
 
 
@@ -52,7 +53,8 @@ class Ratio(NamedTuple):
 
     Attributes:
         low, high: ends of its interval; None where the rounds are too few for one
-        batches: how many both sides have
+        batches: number of batches that both sides have; where rounds have batches of their own, the
+            sum of these numbers over the rounds
         baseline, new: time of each round, the geometric mean over its batches
         error: standard error of the ratio's logarithm; None where the rounds are too few for one
         freedom: degrees of freedom of the error
@@ -119,10 +121,10 @@ class Estimate(NamedTuple):
             low,
             high,
             batches,
-            tuple(baseline),
-            tuple(new),
-            self.error,
-            self.freedom,
+            baseline=tuple(baseline),
+            new=tuple(new),
+            error=self.error,
+            freedom=self.freedom,
         )
 
 
@@ -152,10 +154,11 @@ def ratio(
 def without_load(
     sides: Sequence[Mapping[Any, Round]], loaded: Collection[Any]
 ) -> tuple[list[Mapping[Any, Round]], bool]:
-    """Return (rounds of each side without those beside other load, whether such rounds are left).
+    """Return (the rounds to compare of each side, whether some of these ran beside other load).
 
-    A round that is left out is left out of all sides, whatever its times are: a choice by times
-    would shift the ratio. Where fewer than FEWEST_ROUNDS would be left on a side, all rounds stay.
+    Rounds beside other load are left out. Each of them is left out of all sides, whatever its times
+    are: a choice by times would shift the ratio. Where fewer than FEWEST_ROUNDS rounds would remain
+    on a side, all rounds stay.
 
     Args:
         sides: name of a round -> its times, for each side
@@ -195,16 +198,17 @@ def own_batches_ratio(
     shared = {name: batches for name, batches in shared.items() if batches}
     if not shared:
         return None
-    x = padding.of_batch if padding else {}
+    # Without known padding, x is 0: then no regression uses it.
+    padding_of = padding.of_batch if padding else {}
     rounds = [
         [
-            Pair(x.get(batch, 0.0), math.log(new[name][batch] / baseline[name][batch]))
+            Pair(padding_of.get(batch, 0.0), math.log(new[name][batch] / baseline[name][batch]))
             for batch in batches
         ]
         for name, batches in shared.items()
     ]
     pairs = [pair for of_round in rounds for pair in of_round]
-    is_padding_known = x.keys() >= set().union(*shared.values())
+    is_padding_known = padding_of.keys() >= set().union(*shared.values())
     of_file = is_padding_known and len(rounds) >= FEWEST_ROUNDS and len(pairs) >= FEWEST_BATCHES
     if padding and of_file:
         estimate = regression(rounds, padding.mean)
@@ -244,7 +248,7 @@ class Line(NamedTuple):
 
     @classmethod
     def through(cls, pairs: Sequence[Pair]) -> Line:
-        """Return the line; its slope is 0 where all x are equal."""
+        """Return the line; where all x are equal, its slope is 0 and its `squares` are set to 1."""
         x = fmean(pair.x for pair in pairs)
         y = fmean(pair.y for pair in pairs)
         squares = math.fsum((pair.x - x) ** 2 for pair in pairs) or 1.0
@@ -259,11 +263,12 @@ class Line(NamedTuple):
 
 
 def regression(rounds: Sequence[Sequence[Pair]], x: float) -> Estimate:
-    """Return y at `x` by least squares through all pairs, with rounds as clusters."""
+    """Return an estimate of y at `x`: the line of least squares through all pairs gives y, and the
+    rounds are the clusters that give its error."""
     pairs = [pair for of_round in rounds for pair in of_round]
     line = Line.through(pairs)
     variances = [_cluster_variance(of_round, x, line, len(pairs)) for of_round in rounds]
-    # a line takes two of the batches
+    # A line has two parameters, so it takes two degrees of freedom from the batches.
     freedom = min(len(rounds) - 1, len(pairs) - 2)
     return Estimate(line.at(x), math.sqrt(math.fsum(variances)), freedom)
 
@@ -276,13 +281,15 @@ def _cluster_variance(pairs: Sequence[Pair], x: float, line: Line, count: int) -
     """Return what the pairs of one round add to the variance of the line's y at `x`.
 
     This y is a weighted sum of the y of all `count` pairs. A round adds the square of the weighted
-    sum of its residuals. It pulls the line towards itself, so its residuals come out too small; the
-    square is divided by the share of its variance that the line leaves (Bell and McCaffrey 2002),
-    unless the line leaves nothing."""
+    sum of its residuals. The round pulls the line towards itself, so its residuals come out too
+    small. Therefore the square is divided by a share: how much of the variance of the round's
+    weighted sum is left in the residuals (Bell and McCaffrey 2002). If nothing is left, the square
+    stays as it is."""
     distances = [pair.x - line.x for pair in pairs]
     weights = [1 / count + (x - line.x) * distance / line.squares for distance in distances]
     residual = math.fsum(weight * line.residual(pair) for weight, pair in zip(weights, pairs))
-    # the variance of the weighted sum where that of a pair is 1, and what the line takes of it
+    # If the y of each pair had variance 1, `whole` would be the variance of the weighted sum. The
+    # line's mean and its slope take a part each, and the residuals have what is left.
     whole = math.fsum(weight**2 for weight in weights)
     by_mean = math.fsum(weights) ** 2 / count
     slopes = math.fsum(weight * distance for weight, distance in zip(weights, distances))
@@ -353,11 +360,14 @@ FEWEST_ROUNDS_OF_A_DRIFT = 4
 
 
 def drift(by_round: Sequence[float], confidence: float = 0.95) -> Factor | None:
-    """Return by what factor a ratio changes from the first round to the last; None of too few
-    rounds.
+    """Return by what factor a ratio changes from the first round to the last; None of fewer than
+    FEWEST_ROUNDS_OF_A_DRIFT rounds.
 
-    A line through the logarithms of the rounds' ratios tells; its slope's Student's t gives the
-    interval."""
+    The factor is that of a line through the logarithms of the rounds' ratios. Student's t of the
+    line's slope gives the interval.
+
+    by_round: the ratio of each round, in the order of time
+    """
     count = len(by_round)
     if count < FEWEST_ROUNDS_OF_A_DRIFT:
         return None
@@ -369,8 +379,8 @@ def drift(by_round: Sequence[float], confidence: float = 0.95) -> Factor | None:
     return Factor.around(steps * line.slope, steps * half)
 
 
-#: From fewer unchanged rows one cannot see how much rows differ in what the machine's day does to
-#: them.
+#: The state of a machine on a day (clock, memory) moves the times of all rows, of some more than of
+#: others. Fewer unchanged rows do not tell how much rows differ in that.
 FEWEST_CONTROLS = 3
 
 
@@ -420,17 +430,24 @@ def control(unchanged: Sequence[Ratio]) -> Control | None:
     logarithms = log_values(values)
     noise = fmean(error**2 for error in errors)
     spread = variance(logarithms)
-    return Control(fmean(logarithms), spread, noise, len(values), min(values), max(values))
+    return Control(
+        center=fmean(logarithms),
+        spread=spread,
+        noise=noise,
+        rows=len(values),
+        least=min(values),
+        most=max(values),
+    )
 
 
 def over_control(ratio: Ratio, control: Control, confidence: float) -> Ratio:
-    """Return the ratio of a row of two separate runs, divided by that of the unchanged rows. One that
-    has no interval gets none here.
+    """Return the ratio of a row of two separate runs, divided by that of the unchanged rows. A
+    ratio without an interval gets none here.
 
     Three variances add up. The first is that between rows, a random effect of each row and run. The
-    second is that of the unchanged rows' mean. The third is what the rounds of this row scatter
-    more than theirs. The degrees of freedom are those of a sum of variances (Satterthwaite
-    1946)."""
+    second is that of the unchanged rows' mean. `row_variance` is the sum of these two. The third,
+    `round_variance`, is by how much the rounds of this row scatter more than those of the unchanged
+    rows. The degrees of freedom are those of a sum of variances (Satterthwaite 1946)."""
     if ratio.error is None:
         return ratio._replace(ratio=ratio.ratio / math.exp(control.center))
     row_variance = control.spread * (1 + 1 / control.rows)

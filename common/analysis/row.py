@@ -247,6 +247,7 @@ class Row:
         by_counter = {counter: measured.get(counter, {}) for counter in COUNTERS}
         first = next((counter for counter in PEAKS if by_counter[counter]), PEAKS[0])
         peaks = {batch: Peak(mb, first) for batch, mb in by_counter[first].items()}
+        # The outer counter counts all memory, the inner one only that of torch's allocator.
         for outer, inner in (("process", "torch_allocated"), ("device_used", "device_reserved")):
             inner_mb = by_counter[inner]
             for batch, mb in by_counter[outer].items():
@@ -314,14 +315,14 @@ class Row:
     def padding(self) -> ratios.Padding | None:
         """Return the padding of its batches and of the whole file; None where the latter is not
         known."""
-        share = self.totals.mean_log_useful_share if self.totals else None
-        if share is None:
+        mean_log_share = self.totals.mean_log_useful_share if self.totals else None
+        if mean_log_share is None:
             return None
         by_batch = {
             str(batch.index): math.log(batch.padded_cells / batch.useful_cells)
             for batch in self.batches
         }
-        return ratios.Padding(by_batch, -share)
+        return ratios.Padding(by_batch, -mean_log_share)
 
     @property
     def cells(self) -> tuple[int, int]:

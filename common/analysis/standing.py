@@ -4,11 +4,11 @@ a sentence.
 Tables rank each row against the fastest of its kind, and `compare` judges each new run against its
 baseline; both call `stand`.
 
-Each kind is ranked by itself, since an approximation that is faster is not the faster loss. So are
-losses under another torch than most, since a ratio to them would be that of the torches too. Rows
-with status ok are ranked, and right ones that were interrupted, over their complete rounds. The
-intervals of a kind hold together for all pairs of its rows, since any row could have come out as
-the fastest.
+Each kind is ranked by itself, since an approximation that is faster is not the faster loss. Losses
+under another torch than most are ranked by themselves, too, since a ratio to them would be that of
+the torches as well. Rows with status ok are ranked. So are rows whose run was interrupted but whose
+loss is right; their complete rounds count. The intervals of a kind hold together for all pairs of
+its rows, since any row could have come out as the fastest.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from rnnt_bench.setup.interpreters import version_numbers
 
 #: The verdict where too few rounds are free of other load.
 BESIDE_LOAD = "beside load"
-#: Noise does not explain a ratio this large, even without an interval. Such is a loss that loops in
-#: Python.
+#: Noise does not explain a ratio this large, even without an interval. A loss that loops in Python
+#: may have such a ratio.
 FAR = 3.0
 #: Other load beside one of two rows does not explain a ratio this large.
 BEYOND_LOAD = 10.0
@@ -201,7 +201,7 @@ class Standing(ratios.Evidence):
         return factor < FAR or interval_is_open
 
     def as_json(self) -> Record:
-        """Return what tables say of it."""
+        """Return what the JSON of tables tells of it."""
         ratio = self.ratio
         return {
             "scope": self.scope,
@@ -222,7 +222,7 @@ class Standing(ratios.Evidence):
         }
 
     def judged_json(self) -> Record:
-        """Return what `compare` says beside that of tables."""
+        """Return what `compare` tells of it in addition to `as_json`."""
         baseline_ms, new_ms = self.both_ms
         baseline_rounds, new_rounds = self.rounds
         baseline_busy, new_busy = self.busy
@@ -378,14 +378,18 @@ def rank_times(group: Sequence[Row]) -> None:
     for ranked in text.gathered(((row.kind, row.other_torch), row) for row in group).values():
         for standing in standings(ranked, "loss"):
             standing.row.against_fastest = standing.row.loss_against_fastest = standing
+        # Where a row has a standing by the step, that takes the place of the one by the loss.
         for standing in standings(ranked, "step"):
             standing.row.against_fastest = standing
     _compare_controls(group)
 
 
 def _compare_controls(group: Sequence[Row]) -> None:
-    """Set `with_fast_products` of the rows that, like the fastest row, have a control with torch's
-    products at the processor's rate."""
+    """Set `with_fast_products` of rows that have a control, which is the same loss measured again
+    with torch's products at the processor's rate.
+
+    It is how the row's control stands against that of the fastest row. It stays None where one of
+    these two controls is missing."""
     ok = [row for row in group if row.is_comparable]
     controls = {row.loss: row for row in ok if row.name == f"{row.loss}@{implementations.FAST_MKL}"}
     for row in group:

@@ -153,7 +153,7 @@ def device_rates(limits: Sequence[schema.Limits], mkl_as_intel: bool | None = No
             Intel's processors (True) or its usual path (False); None: of all processes
     """
     memory = [_bytes_per_second(line.streams) for line in limits if line.streams]
-    # Records that do not know the path of MKL count for both.
+    # Leave out the records of the other path. Those that do not know their path count for both.
     of_path = [line for line in limits if {line.mkl_as_intel, mkl_as_intel} != {True, False}]
     return DeviceRates(
         memory=median(memory) if memory else None,
@@ -294,6 +294,8 @@ def limit_percent(
         for batch in batches:
             if batch.tokens is not None:
                 moved_bytes, operations = least_work(scope, kind, batch, settings, share)
+                # A loss has no operations of products, so it does not matter if their rate is not
+                # known.
                 seconds = max(moved_bytes / rates.memory, operations / (rates.products or 1.0))
                 limits_ms[str(batch.index)] = 1e3 * seconds
         medians = _medians_ms(timed)

@@ -92,7 +92,8 @@ class Picks(NamedTuple):
 
 
 def picks(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Picks:
-    """Return the picks of rows of one group.
+    """Return the picks of rows of one group. The fastest approximation also gets its time and its
+    peak over those of the fastest exact row, where they are known.
 
     folders: where a conformance matrix may be, besides docs/
     """
@@ -145,7 +146,9 @@ def given_logits(rows: Sequence[Row]) -> LogitsPick | None:
 
 
 def by_time(rows: Sequence[Row], scope: str) -> Pick | None:
-    """Return the fastest row by a scope, with its rivals; None without times of this scope."""
+    """Return the fastest row by a scope, with its rivals; None without times of this scope.
+
+    The pick is withheld where other load may have changed which row is the fastest."""
     ranked = standings(rows, scope)
     if not ranked:
         return None
@@ -160,11 +163,11 @@ def by_time(rows: Sequence[Row], scope: str) -> Pick | None:
     ratio = second.ratio if second and not best.beside_load else None
     return Pick(
         best.row,
-        [standing.row for standing in rivals],
-        second.row if second else None,
-        ratio.ratio if ratio else None,
-        scope,
-        ratio,
+        rivals=[standing.row for standing in rivals],
+        next=second.row if second else None,
+        factor=ratio.ratio if ratio else None,
+        scope=scope,
+        next_ratio=ratio,
         withheld=doubts.WITHHELD if best.beside_load else "",
     )
 
@@ -187,7 +190,7 @@ def smallest(rows: Sequence[Row]) -> Pick | None:
     second = others[0]
     standing = stand(second, best, "step")
     next_time = standing.factor if standing.ratio and not standing.beside_load else None
-    return Pick(best, rivals, second, factors[second], next_time=next_time)
+    return Pick(best, rivals, next=second, factor=factors[second], next_time=next_time)
 
 
 def ranked_kinds(rows: Sequence[Row]) -> Sequence[str | None]:
@@ -199,7 +202,10 @@ def ranked_kinds(rows: Sequence[Row]) -> Sequence[str | None]:
 
 
 def _ok(rows: Sequence[Row], kinds: Sequence[str | None] | None = None) -> list[Row]:
-    """Return the rows of some kinds (None: `ranked_kinds`) that can be compared under one torch."""
+    """Return the rows of some kinds that can be compared, under the torch that most rows have.
+
+    kinds: None for `ranked_kinds`
+    """
     kinds = ranked_kinds(rows) if kinds is None else kinds
     return [row for row in rows if row.is_comparable and row.kind in kinds and not row.other_torch]
 
@@ -288,7 +294,8 @@ def _span(ratio: Ratio | None, digits: int = 3) -> str:
     return text.interval(ratio.low, ratio.high, digits) if ratio else ""
 
 
-#: Rows that a headline or the answer of a card names; a fourth is named too, rather than counted.
+#: A headline or the answer of a card names so many rows, and counts the others. If only one is left
+#: over, it is named too.
 NAMED = 3
 
 
@@ -478,7 +485,9 @@ def change_since(row: Row, rows: Sequence[Row], scope: str) -> tuple[str, str] |
     """Return ("since 24 Nov 2026", "fused +2%, within noise"): how a row's time changed from the
     newest earlier run that measured the same on the same machine; None without such a run.
 
-    rows: of its group, whose unchanged ones are the control
+    Earlier runs that have no ratio to this one, or too few rounds without other load, are skipped.
+
+    rows: those of its group, whose unchanged ones are the control
     """
     of_run = [other for other in rows if other.header.run_id == row.header.run_id]
     for earlier in row.earlier:

@@ -165,13 +165,13 @@ class Job(Runnable):
         return variables
 
     def spec(self, settings: Settings, folder: Path) -> JobSpec:
-        row = find(self.implementation)
+        implementation = find(self.implementation)
         return replace(
             super().spec(settings, folder),
             pass_name=self.pass_name,
             round=self.round,
-            script=row.script,
-            variant=row.variant,
+            script=implementation.script,
+            variant=implementation.variant,
             same_as=self.same_as,
         )
 
@@ -228,8 +228,8 @@ def plan(names: Sequence[str], settings: Settings, controls: Collection[str] = (
 
     jobs: list[Job] = []
     if "correctness" in settings.passes:
-        # Of two rows that run the same code, the second has few questions to answer if the first is
-        # right.
+        # Of two rows that run the same code, the one with a `same_as` comes later: it has few
+        # questions to answer if the other is right.
         ordered = sorted(names, key=lambda name: name in same_as)
         jobs += [job(name, "correctness") for name in ordered]
     if "timing" in settings.passes:

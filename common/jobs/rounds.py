@@ -154,7 +154,8 @@ class Rounds:
         wrong: the job that found it; reason: what is wrong."""
         for name, run in self.session.run_of.items():
             if find(name).same_as == wrong.implementation and not run.failed:
-                # A job of another name: a round that was right would hide a later status.
+                # The status has a job name of its own.  Under that of a round that has ended well,
+                # readers would leave it out (see store.latest_jobs).
                 job = replace(wrong, implementation=name, pass_name="same-code")
                 status = job.status(
                     "error", f"{WRONG_RESULT}: of {wrong.implementation}, the same code, {reason}"
@@ -304,6 +305,7 @@ def products(
     for row, options in ((name, library), (find(name).under(FAST_MKL).name, {})):
         request = {**options, "products_alone": True}
         job = Job(row, "limits", subject="device", overrides=(("threads", 1),), request=request)
+        # No progress bar is told that the job still runs.
         lines = executor.execute(job, python, folder, settings, timeout, lambda text: None)
         limits += [line for line in lines if isinstance(line, schema.Limits)]
     return limits

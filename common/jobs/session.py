@@ -278,8 +278,9 @@ class Progress:
             self.bar.update()
 
     def done(self, title: str, status: str, reason: str | None, job: RowPass) -> None:
-        """Count a job that has ended, and say so.  After one that is not ok, no later job of its row
-        is expected.
+        """Count a job that has ended, and print a line on it.  A timing job, or any beside a bar,
+        gets the line only if it is not ok.  Keep the time of a job that is ok; after one that is
+        not, expect no later job of its row.
 
         title, status, reason: for the line on stderr."""
         seconds = time.monotonic() - self.began
@@ -370,9 +371,11 @@ class Session:
     executor: Executor
 
     def execute(self, job: Runnable) -> list[Line]:
-        """Run a job and return its records.  Raises Interrupted and UserError."""
+        """Run a job and return its records; where its row has no Python, only a status "missing".
+        Raises Interrupted and UserError."""
         if isinstance(job, Job) and job.same_as and self.run_of[job.same_as].failed:
-            job = replace(job, same_as="")  # it has to answer all questions itself
+            # The row of the same code answers no question for it, so it has to answer all itself.
+            job = replace(job, same_as="")
         choice = self.python_of[job.row_pass.row]
         if choice.python is None:
             return [job.status("missing", choice.reason)]
@@ -399,8 +402,10 @@ class Session:
 
     def _if_comparable(self, job: Runnable, lines: list[Line]) -> list[Line]:
         """Return the records of a job, if it had the same versions, code and shape file as earlier
-        jobs in its Python, or has not ended well.  Else return a status "error" alone; raise
-        Changed, if some of the earlier jobs ran before --resume."""
+        jobs in its Python.  Those of a job that has not ended well are returned unchecked.
+
+        Where something differs, return a status "error" alone.  Raise Changed instead, if a run of
+        this session was resumed."""
         if not store.ended_well(lines):
             return lines
         new_facts = facts(job.row_pass.row, lines)

@@ -55,12 +55,13 @@ class Run:
         self.failed = False
 
     def add(self, new: Sequence[schema.Line]) -> None:
-        """Add records: those of a job, its status last, or some without a status.
+        """Add records: those of a job, its status last, or some without a status.  Set `failed`
+        after a job that did not end well.
 
-        If the disk has no room for a job, the job becomes one that failed: its status alone is
-        kept, on disk too if there is room for that.  If it has no room for records without a
-        status, they are kept for the next addition, which tries to write them again; this one
-        raises NotWritten."""
+        If the disk has no room for a job, the job becomes one that failed: its status record is
+        changed to "error", and is kept alone, on disk too if there is room for that.  If the disk
+        has no room for records without a status, raise NotWritten; they stay in memory, and the
+        next addition tries to write them again."""
         records_before = len(self.records)
         unwritten_before = len(self.unwritten)
         end = store.status_of(new)
@@ -222,7 +223,7 @@ def resumable(runs: Sequence[EarlierRun[Head]], here: schema.Record) -> list[Ear
     """Return those of some runs that began on this machine, with the present code of the suite.  If
     none of them did, print what has changed since the newest.
 
-    runs: the newest last; here: the fields of `origin`."""
+    runs: the newest last; here: the fields of `origin`, and any others."""
     # Any kind of first line has the fields that are compared.
     now: schema.FirstLine = schema.typed({"record": "tool", "tool": "", "name": "", **here})
     changes = [_change(run.head, now) for run in runs]
@@ -313,6 +314,9 @@ def open_runs(
 ) -> Iterator[dict[str, Run]]:
     """Yield a Run for each implementation, by name.  Raises UserError where there is no run to
     resume, or another process is measuring it.
+
+    With `resume`, an implementation that the resumed run lacks gets a folder of its own, with the
+    id of that run.
 
     All runs are closed at the end.  After a UserError, also one from within the `with` block, the
     folders of those that measured nothing are removed.

@@ -5,10 +5,10 @@ A run of an implementation owns one folder, ``log/<name>-<suffix>/``.  It holds 
 measures into it.  The folder can be moved, copied or deleted on its own.  A record is one JSON
 object on one line; its key ``record`` is its kind.
 
-A sweep is several ordinary runs, one for each combination of its values, called a cell.  The first
-line of a run has the `values` of its cell.  A tool that measures no loss (the profile of a model,
-say) has a folder for each run, with ``tool.jsonl``: a header, then the records of its jobs.  What
-is in these records is defined by the tool.
+A sweep is several ordinary runs.  Each combination of the values that it varies is called a cell.
+The first line of a run has the `values` of its cell.  A tool that measures no loss (the profile of
+a model, say) has a folder for each run, with ``tool.jsonl``: a header, then the records of its
+jobs.  What is in these records is defined by the tool.
 
 All these files only grow.  A job that ran again (--resume) appears again: its later records replace
 the earlier ones.  Fields with a default may be absent in records of older versions.  Kinds and
@@ -210,15 +210,15 @@ class Totals(Struct, frozen=True):
 
 
 class AtSize(Struct, kw_only=True):
-    """The errors of a loss on a measured batch: of each error the larger of those in the scopes
-    loss and step.
+    """The errors of a loss on a measured batch.  Each error is measured in the scopes loss and
+    step, and the larger one is kept.
 
     Attributes:
         batch: index of the batch
         N, T_max, U_max: number, most frames and most tokens of the utterances that were judged
         loss_error: relative error of the loss, against the float64 oracle
-        grad_error: largest error of an element of a gradient, over the largest magnitude in the
-          right gradient; of the tensor where this ratio is largest
+        grad_error: largest error of an element of a tensor's gradient, over the largest magnitude
+          in the right gradient; the tensor is the one where this ratio is largest
         loss_tolerance, grad_tolerance: largest error that is allowed; it grows with the length of
           the sums
         reference_error: error of the derivatives of the suite's own lattice with sums in float32,
@@ -418,8 +418,8 @@ class Correctness(JobLine, kw_only=True, tag="correctness"):
     Attributes:
         loss_error: relative error of the loss
         grad_error: largest error of a gradient, relative to its largest element
-        slope_error: how far the factor between a tensor's gradient and the right one is from 1, at
-          most
+        slope_error: largest distance from 1 of the factor between a tensor's gradient and the
+          right one
         loss_tolerance, grad_tolerance, slope_tolerance: what was allowed in the batch with the
           largest error
         tolerance: what is allowed of loss and gradient where sums are short
@@ -521,8 +521,8 @@ class Stop(JobLine, kw_only=True, tag="stop"):
         scope: "loss" or "step"
         loss_error: largest relative error, against float64, of the losses of the last timed step of
           each batch
-        grad_error: error of the gradient of the last timed step, as a share of its length (its
-          2-norm), estimated by random sums; of the tensor where that is largest
+        grad_error: error of a tensor's gradient in the last timed step, as a share of the
+          gradient's 2-norm, estimated by random sums; the largest of all tensors
         seed: seed of the random sums, and of one more batch that is judged; drawn after the last
           sample
         changed: what the loss has changed in its process (threads, default dtype, ...), in words
@@ -695,9 +695,10 @@ class _Head(Struct):
 
 
 def decoded(line: bytes) -> Line | None:
-    """Return the record on a line of a file, None for a kind that only newer versions know.
+    """Return the record on a line of a file; None for a kind that only newer versions know.
 
-    Raises ValueError, which says what is wrong with which field, and RecursionError.
+    Raises ValueError, which says which field is wrong and why, and RecursionError for a line that
+    is nested too deeply.
     """
     try:
         record: Line = _DECODER.decode(line)
@@ -705,8 +706,8 @@ def decoded(line: bytes) -> Line | None:
         if msgspec.json.decode(line, type=_Head).record not in KINDS:
             return None
         raise
-    # Python's json reads what it wrote and msgspec refuses: infinity, and half of a surrogate pair,
-    # which a path on a command line may hold.
+    # msgspec refuses two things that Python's json writes and reads: infinity, and half of a
+    # surrogate pair, which a path on a command line may hold.
     except msgspec.DecodeError:
         record = typed(json.loads(line))
     return record

@@ -21,6 +21,7 @@ from rnnt_bench.records import schema
 #: The folder in a log folder for the runs that `compare --save-baseline` keeps.  Readers of the log
 #: folder leave it out.
 BASELINES = "baselines"
+#: Advice for a file that cannot be used.
 ANEW = "delete the folder and run again"
 #: The most bytes that `first` reads of a file: no first line is longer.
 LONGEST_LINE = 2**24
