@@ -45,7 +45,9 @@ QUICK: dict[str, float] = {"max_seconds": 0.2, "max_samples": 20}
 
 
 class _Parser(Parser):
-    """A parser that leaves the words "--key=value" which are no flags in `overrides`."""
+    """A parser that takes words such as "--batch_sizes=[1,2]", which are no flags, as overrides.
+
+    The parsed arguments have a list of these words as `overrides`."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else args
@@ -61,7 +63,7 @@ class _Parser(Parser):
 
 
 def _thread_counts(text: str) -> list[int]:
-    """Parse "1,2,4" as different numbers of threads."""
+    """Parse "1,2,4" as numbers of threads; one that is repeated counts once."""
     return list(dict.fromkeys(map(flag_types.threads, flag_types.names(text))))
 
 
@@ -144,11 +146,12 @@ def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Pro
     quick: keep the shortest two durations and the smallest batch size, where no override gives
     others.  Raises UserError."""
     changes = overridden(overrides)
-    values = {part: keys for part, keys in configuration.read(path).items() if keys is not None}
-    for part, keys in changes.items():
-        # `converted` refuses a part that is no dict.
+    content = configuration.read(path)
+    values = {part: of_part for part, of_part in content.items() if of_part is not None}
+    for part, changes_of_part in changes.items():
+        # `converted` below refuses a part that is no dict.
         if isinstance(values.setdefault(part, {}), dict):
-            values[part].update(keys)
+            values[part].update(changes_of_part)
     config = configuration.converted(values, Profile, str(path))
     _locate_files(config, path)
     if quick:

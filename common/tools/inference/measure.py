@@ -32,18 +32,19 @@ from rnnt_bench.traces import reader, windows
 
 #: Of torch.profiler: it records the last two of six calls.
 SCHEDULE = {"wait": 2, "warmup": 2, "active": 2, "repeat": 1}
-#: Dtype -> how far outputs may be from those in float32, see outputs.difference.  Their mantissas
-#: have 11 and 8 bits, and rounding adds up over layers.
+#: Dtype -> how far outputs may be from those in float32, see outputs.difference.  The mantissa of
+#: float16 has 11 bits and that of bfloat16 has 8; their rounding adds up over layers.
 TOLERANCES = {"float16": 0.02, "bfloat16": 0.05}
-#: So many calls of a cell are timed, however long they take: the first may be of a model that is not
-#: warm yet.
+#: At least so many calls of a cell are timed, however long they take: the model may not be warm yet
+#: in the first.
 LEAST_CALLS = 3
 
 
 def run(job: JobSpec) -> Iterator[Any]:
     """Yield the records of a cell: its environment, then its measurements.
 
-    Raises UserError, NotRunnable, WrongResult, and whatever the model raises."""
+    With `export_logs` leave the profiler's traces in the run's folder.  Raises UserError,
+    NotRunnable, WrongResult, and whatever the model raises."""
     settings = job.settings
     request = msgspec.convert(job.request, Request)
     position, dimensions = request.cell, request.config.profiling_dimensions
@@ -78,13 +79,8 @@ def run(job: JobSpec) -> Iterator[Any]:
 def _timed(calls: Calls, settings: Settings, device: torch.device) -> list[CallTime]:
     """Return the times of a cell's calls, after calls that warm the model up."""
     clock = Clock(device)
-
-    def sample(batch: int, repeat: int, warmup: bool) -> CallTime:
-        """Time a call.  The arguments are those of any sampler; here all calls are alike."""
-        return time_call(calls, clock)
-
     warm_up = sampling.warm_up(
-        sample, batches=[0], max_seconds=math.inf, threads=host_threads(device)
+        _sampler(calls, clock), batches=[0], max_seconds=math.inf, threads=host_threads(device)
     )
     list(warm_up)  # The generator makes the calls; their times are not wanted.
     return time_calls(
@@ -135,8 +131,9 @@ class Calls:
     def outputs(self, at_first_symbol: Callable[[], None] = lambda: None) -> Any:
         """Make one call; return its outputs, a list of pieces where the model streams.
 
-        Only a stream calls `at_first_symbol` and sets `streamed`, both at its first symbol; without
-        one `streamed` is False.  Raises WrongResult where the model returns None."""
+        Where the model streams, call `at_first_symbol` and set `streamed` to True as soon as the
+        stream gives a symbol.  Without a stream, or a symbol of it, `streamed` becomes False.
+        Raises WrongResult where a model that does not stream returns None."""
         self.streamed = False
         N, samples = self.waves.shape
         device = self.waves.device
@@ -189,17 +186,26 @@ class CallTime:
 
 
 def time_call(call: Step, clock: Clock) -> CallTime:
-    """Make one call; return its time."""
+    """Make one call; return its time.  A call of other steps than Calls has no first symbol."""
     times, _ = time_step(call, clock)
     streamed = isinstance(call, Calls) and call.streamed
+    # `forward` ended at the first symbol, where Calls.run called `after_forward`.
     return CallTime(times.total_wall_ns, times.forward_ns if streamed else None)
 
 
 def time_calls(call: Step, clock: Clock, **caps: Any) -> list[CallTime]:
-    """Make calls up to `caps`, see sampling.enough; return their times, with the load beside
-    them."""
+    """Make calls until sampling.enough, which takes `caps`, ends them.
+
+    Return their times, with the load beside them."""
     threads = host_threads(clock.device)
-    return list(sampling.sweep(lambda *_: time_call(call, clock), [0], threads=threads, **caps))
+    return list(sampling.sweep(_sampler(call, clock), batches=[0], threads=threads, **caps))
+
+
+def _sampler(call: Step, clock: Clock) -> sampling.Sampler:
+    """Return a function that times a call, as instruments.sampling takes samples.
+
+    It needs none of its arguments, since there is one batch, and a warm-up is a call as any."""
+    return lambda batch, repeat, is_warm_up: time_call(call, clock)
 
 
 class Peaks(NamedTuple):
@@ -214,7 +220,7 @@ class Peaks(NamedTuple):
 
 
 def peaks(call: Step, device: torch.device) -> Peaks:
-    """Return the peaks of one call."""
+    """Make one call; return its peaks."""
     counters = memory.peaks(lambda: call, device, profiler=False)
     return Peaks(
         counters.get("process_bytes"),
@@ -225,7 +231,8 @@ def peaks(call: Step, device: torch.device) -> Peaks:
 
 
 def _add_profile(cell: Cell, calls: Calls, settings: Settings, folder: Path, name: str) -> None:
-    """Make calls under torch.profiler, and add their self times and peaks of memory to a cell.
+    """Make calls under torch.profiler, and set their number, their self times and their peaks of
+    memory in a cell.
 
     The traces, called `name`, go to `folder`."""
     profiling = replace(
@@ -242,7 +249,7 @@ def _add_profile(cell: Cell, calls: Calls, settings: Settings, folder: Path, nam
         calls.waves.device,
         folder,
         name,
-        on_cycle=lambda profiled: times.append(profiler.self_times(profiled)),
+        on_cycle=lambda cycle: times.append(profiler.self_times(cycle)),
     )
     cell.profiled = SCHEDULE["active"]
     cell.cpu_us = sum(cpu_us for cpu_us, _ in times)
@@ -252,8 +259,10 @@ def _add_profile(cell: Cell, calls: Calls, settings: Settings, folder: Path, nam
 
 
 def _highest(folder: Path, kind: int) -> int | None:
-    """Return the highest running sum of allocations in the traces of a folder, in bytes.
+    """Return the highest running sum of allocations within a call, in bytes, from the traces of a
+    folder.
 
     Return None where the traces have no allocation on this kind of device, reader.CPU or CUDA."""
     spans = [span for path in reader.trace_files(folder) for span in windows.spans(path, kind)]
-    return max((span.highest for span in spans if not span.name), default=None)
+    whole_calls = [span for span in spans if not span.name]  # the others are parts of a call
+    return max((span.highest for span in whole_calls), default=None)

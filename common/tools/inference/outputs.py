@@ -20,7 +20,7 @@ MOST_EDITED = 20_000
 
 
 def check_numbers(outputs: Any, whose: str = "the model") -> None:
-    """Raise WrongResult for outputs that hold a NaN.  whose: of what they are, for the message."""
+    """Raise WrongResult for outputs that hold a NaN.  whose: what gave them, for the message."""
     if any(tensor.isnan().any() for tensor in _float_tensors(outputs)):
         raise WrongResult(
             f"the outputs of {whose} hold NaN: its numbers are wrong before they are timed"
@@ -30,18 +30,20 @@ def check_numbers(outputs: Any, whose: str = "the model") -> None:
 def difference(plain: Any, other: Any) -> float:
     """Return the distance of outputs from the `plain` ones, as a fraction: 0 where they are equal.
 
-    For floating-point outputs this is the RMS of the difference over the RMS of the plain ones.  It
-    is infinite for another shape, and for NaN.  For outputs without such numbers it is the share of
-    symbols to edit: elements of integer tensors, numbers of a list, characters of a text."""
-    tensors = _float_tensors(plain)
-    others = _float_tensors(other)
-    if not tensors and not others:
+    For floating-point outputs this is the RMS of the difference over the RMS of the plain outputs.
+    It is infinite where the shapes differ, and for NaN.  For outputs without floating-point numbers
+    it is the share of symbols to edit: elements of integer tensors, numbers of a list, characters
+    of a text."""
+    plain_tensors = _float_tensors(plain)
+    other_tensors = _float_tensors(other)
+    if not plain_tensors and not other_tensors:
         return _edited_share(plain, other)
-    if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in others]:
+    if [tensor.shape for tensor in plain_tensors] != [tensor.shape for tensor in other_tensors]:
         return math.inf
-    left = _flat(tensors)
-    right = _flat(others)
-    differs = left != right  # -inf - -inf would be NaN where both mask an element
+    left = _flat(plain_tensors)
+    right = _flat(other_tensors)
+    # Where both outputs mask an element by -inf, the difference -inf - -inf would be NaN.
+    differs = left != right
     scale = left[left.isfinite()].norm().clamp_min(1e-30)
     error = float((left - right)[differs].norm() / scale)
     return math.inf if math.isnan(error) else error
@@ -63,12 +65,13 @@ def edits(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Return how many insertions, deletions and substitutions turn `first` into `second`
     (Levenshtein 1966).
 
-    Of sequences longer than MOST_EDITED, count the places at which they differ."""
+    If one of them is longer than MOST_EDITED, return the number of places at which they differ."""
     if first == second:
         return 0
     if max(len(first), len(second)) > MOST_EDITED:
         return sum(a != b for a, b in zip_longest(first, second))
     numbers: dict[Any, int] = {}
+    # The symbols of `second` as numbers; a symbol of `first` that is not among them is -1.
     symbols = torch.tensor([numbers.setdefault(symbol, len(numbers)) for symbol in second])
     insertions = torch.arange(len(second) + 1)
     # row[n]: edits from the symbols of `first` so far to the first n symbols of `second`
@@ -77,8 +80,7 @@ def edits(first: Sequence[Any], second: Sequence[Any]) -> int:
         substituted = row[:-1] + (symbols != numbers.get(symbol, -1))
         row = row + 1  # the symbol is deleted
         row[1:] = torch.minimum(row[1:], substituted)
-        # An insertion costs 1 more than the element to its left.  Without these costs it is a
-        # running minimum.
+        # By an insertion, row[n] is at most row[n - 1] + 1.  So row[n] - n is a running minimum.
         row = torch.cummin(row - insertions, 0).values + insertions
     return int(row[-1])
 

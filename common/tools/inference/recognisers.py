@@ -64,8 +64,9 @@ class Recogniser(NamedTuple):
 def of_module(module: Any) -> Recogniser:
     """Return a module that takes waves as a recogniser.
 
-    The module may have a `sample_rate` and a method `stream`.  It gets lengths as its second
-    argument where it needs two, else as the first argument that LENGTHS matches."""
+    The module may have a `sample_rate` and a method `stream`.  A module that needs two arguments
+    gets the lengths as the second.  Any other gets them by name, as the first argument that LENGTHS
+    matches, or gets none where LENGTHS matches none."""
     parameters = inspect.signature(module.forward).parameters
     required = [
         parameter
@@ -78,12 +79,12 @@ def of_module(module: Any) -> Recogniser:
         for name, parameter in parameters.items()
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
-    lengths_name = list(filter(LENGTHS.fullmatch, by_name))[:1]  # [] where none matches
+    lengths_names = list(filter(LENGTHS.fullmatch, by_name))[:1]  # one name, or none
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         if len(required) > 1:
             return module(waves, lengths)
-        return module(waves, **dict.fromkeys(lengths_name, lengths))
+        return module(waves, **dict.fromkeys(lengths_names, lengths))
 
     rate = int(getattr(module, "sample_rate", SAMPLE_RATE))
     return Recogniser(call, rate, getattr(module, "stream", None))
@@ -108,7 +109,7 @@ def load(model: Model, device: torch.device) -> Recogniser:
 
 
 def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
-    """Return a bundle of torchaudio.pipelines by its name.
+    """Return a bundle of torchaudio.pipelines, by its name `source`, as a recogniser.
 
     arguments: `beam_width` of a transducer's search, else none.  Raises UserError."""
     pipelines = loading.module("torchaudio.pipelines")
@@ -146,14 +147,15 @@ def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> 
         return outputs
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
-        # No lengths: bundles normalised by groups are trained without, and no wave here is padded.
+        # It gets no lengths: no wave here is padded, and the bundles whose features are normalised
+        # by groups are trained without lengths.
         return parts[0](waves)
 
     return Recogniser(search if is_transducer else call, int(bundle.sample_rate))
 
 
 def _pipeline(source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
-    """Return a pipeline of transformers, from a folder or from the cache.
+    """Return a pipeline of transformers as a recogniser, from a folder or from the cache.
 
     arguments: of transformers.pipeline; `task` is speech recognition by default.  Raises
     UserError."""
@@ -181,7 +183,7 @@ def _pipeline(source: str, arguments: Mapping[str, Any], device: torch.device) -
 def _interface(
     kind: str, source: str, arguments: Mapping[str, Any], device: torch.device
 ) -> Recogniser:
-    """Return a model of SpeechBrain, from a folder or from the cache of its hub.
+    """Return a model of SpeechBrain as a recogniser, from a folder or from the cache of its hub.
 
     The hyperparams.yaml of the folder names classes to make: it is code, as the model is.  kind:
     the class, a key of INTERFACES; arguments: of its from_hparams.  Raises UserError."""
@@ -219,8 +221,8 @@ def _argument(name: str, waves: torch.Tensor, lengths: torch.Tensor) -> torch.Te
 def read(path: Path, sample_rate: int) -> torch.Tensor:
     """Return the audio of a file (samples,) in float32: the mean of its channels, resampled.
 
-    A process of its own decodes the file, so that the decoder's memory is not in the process that is
-    measured.  Raises UserError."""
+    A process of its own decodes the file, so that the decoder's memory is not in the process that
+    is measured.  Raises UserError."""
     reason = files.not_a_file(path)
     if reason:
         raise UserError(f"cannot read {path}: {reason}")

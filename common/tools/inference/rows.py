@@ -1,7 +1,7 @@
 """Read the records of an inference profile: is the model faster than real time?
 
-A profile is a grid: durations of audio by batch sizes, repeated for each number of threads and each
-dtype.  A cell of it is measured by a job of its own."""
+A profile is a grid: durations of audio by batch sizes, repeated for each combination of a number of
+threads and a dtype.  Each cell of the grid is measured by a job of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rnnt_bench.tools.kept import Answer, Job, Kept, slice_of
 TOOL, TITLE = "inference", "Inference: is it faster than real time?"
 #: Status of a cell that a triangle leaves out.
 SKIPPED = "skipped"
-#: A timed call that takes this many times the self time of a profiled one contradicts it.
+#: A timed call contradicts a profiled one if it takes more than this many times its self time.
 CONTRADICTION = 5
 #: With fewer timed calls than this the 99th percentile is close to the slowest of them.
 CALLS_OF_P99 = 100
@@ -137,10 +137,12 @@ def positions(config: Profile) -> list[Position]:
 
 
 def is_skipped(position: Position, grid: Dimensions) -> bool:
-    """Tell whether a triangle leaves out a position: long audio in large batches.
+    """Tell whether a position of long audio in large batches is left out; False without
+    `triangle_only`.
 
-    The first row and the first column stay.  Any other position is left out if the numbers of its
-    row and its column, from 0, add up to at least half of the count of rows and columns."""
+    Rows are the durations and columns the batch sizes, in the order of the configuration.  The
+    first row and the first column stay.  Any other position is left out if the numbers of its row
+    and its column, from 0, add up to at least half of the count of rows and columns together."""
     row = grid.audio_mockup_secs.index(position.seconds)
     column = grid.batch_sizes.index(position.size)
     half = (len(grid.audio_mockup_secs) + len(grid.batch_sizes)) / 2
@@ -159,7 +161,7 @@ class Cell(Struct, kw_only=True):
 
     Attributes:
         wall_ns: time of each timed call
-        first_ns: time of each timed call to its first symbol; None where no symbol came early
+        first_ns: time of each timed call to its first symbol; None where none came before its end
         busy: how many timed calls ran beside other load
         output_error: distance of the outputs from those in float32, see outputs.difference; None in
             float32
@@ -168,7 +170,8 @@ class Cell(Struct, kw_only=True):
         process_peak_bytes: resident peak of the process
         profiled: number of calls under torch.profiler
         cpu_us, cuda_us: self time of all operators in these calls together
-        cpu_peak_bytes, cuda_peak_bytes: highest running sum of allocations within one such call
+        cpu_peak_bytes, cuda_peak_bytes: highest running sum of allocations within one such call;
+            None where nothing was allocated on that device
     """
 
     wall_ns: Annotated[list[int], Meta(min_length=1)]
@@ -187,7 +190,12 @@ class Cell(Struct, kw_only=True):
 
 
 class Row(Struct):
-    """A cell of the grid, and the end of its job."""
+    """A cell of the grid, and how its job ended.
+
+    Attributes:
+        status: of the job; SKIPPED for a cell that a triangle leaves out
+        reason: why the job has this status; "" where none is recorded
+    """
 
     position: Position
     status: str
@@ -224,7 +232,7 @@ class Measured(Row):
 
 
 def factor(value: float | None) -> str:
-    """Return a real-time factor as "4.31E-03"; "-" for None."""
+    """Return the text of a real-time factor, "4.31E-03"; "-" for None."""
     return "-" if value is None else f"{value:.2E}"
 
 
@@ -274,9 +282,9 @@ def row_of(position: Position, job: Job) -> Row:
     p20, p50, p80, p90, p99 = (
         statistics.quantile(times, part) for part in (0.2, 0.5, 0.8, 0.9, 0.99)
     )
-    first = [ns / 1e9 for ns in cell.first_ns if ns is not None]
-    audio = position.size * position.seconds
-    profiled_us = 1e6 * cell.profiled * audio
+    first_symbols = [ns / 1e9 for ns in cell.first_ns if ns is not None]
+    audio = position.size * position.seconds  # seconds of audio in a call
+    profiled_audio_us = 1e6 * cell.profiled * audio
     return Measured(
         position,
         job.status,
@@ -286,20 +294,22 @@ def row_of(position: Position, job: Job) -> Row:
         rtf=p50 / audio,
         rtf_p20=p20 / audio,
         rtf_p80=p80 / audio,
-        profiled_cpu_rtf=cell.cpu_us / profiled_us,
-        profiled_cuda_rtf=cell.cuda_us / profiled_us or None,
+        profiled_cpu_rtf=cell.cpu_us / profiled_audio_us,
+        profiled_cuda_rtf=cell.cuda_us / profiled_audio_us or None,
         p50_s=p50,
         p90_s=p90,
         p99_s=p99,
-        first_token_s=median(first) if first else None,
+        first_token_s=median(first_symbols) if first_symbols else None,
         utterances_per_second=position.size / p50,
-        # Batches follow each other while the next audio comes in.
+        # So many batches end, one after the other, while the next audio of their streams comes in.
         streams=position.size * math.floor(position.seconds / p90),
     )
 
 
 def contradiction(row: Measured) -> float:
-    """Return the median time of a call over the self time of a profiled one; 0 where that is 0."""
+    """Return the median time of a timed call over the self time of a profiled call.
+
+    Return 0 where the profile has no self time."""
     profiled = row.profiled_cpu_rtf + (row.profiled_cuda_rtf or 0)
     return row.rtf / profiled if profiled else 0.0
 
@@ -307,9 +317,12 @@ def contradiction(row: Measured) -> float:
 def _cpu_and_cuda(
     words: Callable[[float], str], cpu: float | None, cuda: float | None, unit: str = ""
 ) -> str:
-    """Return the words for a CPU's number, and for CUDA's where it was used: "0.00 + 1.47 GiB".
+    """Return the text of the CPU's number and of CUDA's: "0.00 + 1.47 GiB".
 
-    Return "-" where neither is known."""
+    CUDA's number is left out if it is 0 or None.  A CPU's number that is None counts as 0.  Return
+    "-" where both are None.
+
+    words: returns the text of one number; unit: stands at the end"""
     if cpu is None and cuda is None:
         return "-"
     shown = words(cpu or 0)
@@ -428,7 +441,7 @@ def answer(kept: Kept) -> Answer:
 
 
 def _table_of_cells(rows: Sequence[Row]) -> show.Table:
-    """Return a table of all numbers, a cell of the grid in each row."""
+    """Return a table of NUMBERS, with a row for each cell of the grid."""
     table = [
         {
             "audio": show.Cell(f"{row.position.seconds:g}s", row.position.seconds),

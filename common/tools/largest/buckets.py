@@ -26,13 +26,14 @@ from rnnt_bench.tools.largest.search import (
     Try,
 )
 
-#: Percent of the utterances of a bucket that have no more tokens than its U.  The others are to be
-#: left out of the training.
+#: Percent of the utterances of a bucket that have no more tokens than its U.  Utterances with more
+#: are to be left out of the training.
 PERCENTILE = 98
-#: Steps of a probe: the optimizer makes its states at the end of the first.
+#: Steps of a probe.  The optimizer makes its states at the end of the first; the second has them.
 PROBE_STEPS = 2
-#: The job "together" runs at least so many steps in all, and of each bucket.
+#: The job "together" runs at least so many steps in all.
 STEPS_TOGETHER = 20
+#: It also runs at least so many steps of each bucket.
 STEPS_OF_BUCKET = 3
 #: Fields of a Row that the table shows beside N -> title.
 COLUMNS = {
@@ -47,10 +48,10 @@ class Bucket(Struct, frozen=True):
     """The utterances of a bucket.
 
     Attributes:
-        T: frames of the longest
+        T: frames of the longest among the utterances of similar duration, before the cut by tokens
         U: tokens that PERCENTILE percent of the utterances do not exceed
         count: number of utterances
-        frames: sum over all utterances
+        frames: sum of the frames of all utterances
         beyond: number of utterances with more than U tokens
     """
 
@@ -69,7 +70,7 @@ class Buckets(Struct, tag="training", kw_only=True):
         losses: names of the losses to search for; "" is the model's own
         seconds: duration of a frame
         margin: share of the limit that is left free in the search
-        words: lines below the table, on what is the same for all
+        words: lines below the table, on what is the same for all buckets and losses
         limit: memory that a step may take, in words
     """
 
@@ -82,7 +83,7 @@ class Buckets(Struct, tag="training", kw_only=True):
     limit: str = ""
 
     def step(self, number: int, N: int) -> Try:
-        """Return a step of N utterances of a bucket, by its number, from 1."""
+        """Return a step of N utterances of the bucket with this number, from 1."""
         bucket = self.buckets[number - 1]
         return Try(N=N, T=bucket.T, U=bucket.U, bucket=number)
 
@@ -133,15 +134,16 @@ def of_utterances(utterances: Any, durations: int, parts: int) -> list[Bucket]:
 
 
 def _cut(utterances: Any, column: int, parts: int) -> list[Any]:
-    """Return utterances, sorted by a column, in `parts` of equal total frames.
+    """Return utterances, sorted by a column, cut into `parts` of about equal total frames.
 
-    Utterances with an equal value stay together, so that there may be fewer parts."""
+    Utterances with an equal value in the column stay together, so there may be fewer parts."""
     import numpy as np
 
     rows = utterances[np.argsort(utterances[:, column], kind="stable")]
-    total = np.cumsum(rows[:, 0].astype(np.int64))
-    last = np.searchsorted(total, total[-1] * np.arange(1, parts) / parts)
-    edges = np.searchsorted(rows[:, column], rows[last, column], side="right")
+    running_frames = np.cumsum(rows[:, 0].astype(np.int64))
+    shares = running_frames[-1] * np.arange(1, parts) / parts
+    last_rows = np.searchsorted(running_frames, shares)  # of every part but the last
+    edges = np.searchsorted(rows[:, column], rows[last_rows, column], side="right")
     return [part for part in np.split(rows, np.unique(edges)) if len(part)]
 
 
@@ -150,9 +152,10 @@ class Progress(Struct):
 
     Attributes:
         loss: its name; "" for the model's own
-        outcomes: number of a bucket -> how its search ended, with the size that runs together
-        reduced: number of a bucket that failed together -> the size that ran alone
-        name, job: of the job "together" with the present sizes, which may not have run yet
+        outcomes: number of a bucket -> how its search ended; its size is what the job "together"
+            is to run, which may be reduced
+        reduced: number of a bucket that failed in a job "together" -> the size that ran alone
+        name, job: the job "together" with the present sizes, and its name; it may not have run yet
     """
 
     loss: str
@@ -165,8 +168,8 @@ class Progress(Struct):
 def progress(config: Buckets, kept: Kept, loss: str) -> Progress:
     """Return how far a training is with a loss.
 
-    A job "together" that did not fit ended at a step of one bucket.  The size of that bucket is
-    then reduced, to None where even a size of 1 failed."""
+    A job "together" that did not fit ended at a step of one bucket.  Each such job reduces the size
+    of that bucket by TOLERANCE or by 1, whichever is more.  A size of 1 becomes None."""
     outcomes = searched(config, kept, loss)
     reduced: dict[int, int] = {}
     head = f"{loss} together-".strip()
@@ -184,33 +187,37 @@ def progress(config: Buckets, kept: Kept, loss: str) -> Progress:
 
 
 def searched(config: Buckets, kept: Kept, loss: str) -> dict[int, Outcome]:
-    """Return how the search of each bucket ended or how far it is, by its number, the longest
-    utterances first.
+    """Return number of a bucket -> how its search ended or how far it is, the longest bucket first.
 
-    The first size to try has as many padded frames as the largest batch of the bucket of the next
-    longer utterances, and the second differs little from it."""
+    The first size to try has about as many padded frames as the largest batch of the next longer
+    bucket, if that is known.  Then the second size differs little from the first."""
     outcomes = {}
-    frames = 0
+    padded_frames = 0  # of the largest batch of the next longer bucket; 0 where that is not known
     for number in range(len(config.buckets), 0, -1):
         bucket = config.buckets[number - 1]
-        start = max(1, frames // bucket.T)
-        stride = TOLERANCE if frames else 1.0
-        search = Search(f"{loss} bucket-{number}".strip(), 1, bucket.count, start, stride)
+        search = Search(
+            f"{loss} bucket-{number}".strip(),
+            low=1,
+            cap=bucket.count,
+            start=max(1, padded_frames // bucket.T),
+            stride=TOLERANCE if padded_frames else 1.0,
+        )
         outcomes[number] = search.outcome(kept)
-        frames = bucket.T * (outcomes[number].size or 0)
+        padded_frames = bucket.T * (outcomes[number].size or 0)
     return outcomes
 
 
 def next_probes(config: Buckets, kept: Kept, steps: Steps) -> list[tuple[str, Steps]]:
-    """Return the jobs that are to come next, by name, with what each is asked.
+    """Return (name, request) of each job that is to come next; [] at the end.
 
-    These are the probes of the searches that go on, the longest bucket first.  After all searches
-    they are the jobs "together", which follow each other, since their times are compared.
+    As long as any search goes on, these are probes: of each loss, the longest bucket first.  After
+    all searches they are the jobs "together" that have not ended well, one of each loss.  Those of
+    all losses run one after the other, since their times are compared.
 
     steps: the request without its loss, tries and rounds."""
-    losses = [progress(config, kept, loss) for loss in config.losses]
+    states = [progress(config, kept, loss) for loss in config.losses]
     probes = []
-    for state in losses:
+    for state in states:
         for number, outcome in state.outcomes.items():
             if outcome.next_size is not None:
                 tries = [config.step(number, outcome.next_size)]
@@ -219,7 +226,7 @@ def next_probes(config: Buckets, kept: Kept, steps: Steps) -> list[tuple[str, St
     if probes:
         return probes
     together = []
-    for state in losses:
+    for state in states:
         sizes = [
             (number, outcome.size) for number, outcome in state.outcomes.items() if outcome.size
         ]
@@ -239,8 +246,10 @@ class Row(Struct):
         seconds: bound between the durations of this bucket and of the next
         N: utterances of the largest batch; None where none is known
         peak_mb: highest peak of a probe of the size that ran alone
-        frames, padded_frames: of a batch: the mean, and N times T
-        utterances_per_second: N over the time of a step, the median of the steps together
+        frames: of a batch of N utterances of the bucket's mean length
+        padded_frames: N times T
+        utterances_per_second: N over the time of a step, the median of the bucket's steps in the
+            job "together"; None where it ran none
     """
 
     loss: str
@@ -258,7 +267,7 @@ class Row(Struct):
 
 
 def _rows(config: Buckets, state: Progress) -> list[Row]:
-    """Return the rows of a loss, a bucket each."""
+    """Return the rows of a loss, one for each bucket."""
     rates = text.gathered(
         (step.bucket, step.N / step.ns * 1e9)
         for step in state.job.of(Try)
@@ -273,6 +282,7 @@ def _rows(config: Buckets, state: Progress) -> list[Row]:
             bucket=number,
             T=bucket.T,
             U=bucket.U,
+            # Half a frame is added: the bound is between T and T + 1 frames.
             seconds=round((bucket.T + 0.5) * config.seconds, 4),
             N=outcome.size,
             status=outcome.status,
@@ -328,7 +338,11 @@ def _table(config: Buckets, losses: Sequence[Progress], rows: Sequence[Sequence[
 
 
 def _add_ends(result: Answer, state: Progress, rows: Sequence[Row]) -> None:
-    """Add to an answer the rows of a loss, and how its jobs ended."""
+    """Add to an answer the rows of a loss, their statuses and failures, and a line for each bucket
+    whose size was reduced.
+
+    Where any bucket has a size, add the status and the failure of a job "together" that did not end
+    well."""
     for row in rows:
         name = state.outcomes[row.bucket].name
         if row.bucket in state.reduced:
@@ -346,10 +360,10 @@ def _add_ends(result: Answer, state: Progress, rows: Sequence[Row]) -> None:
 
 
 def _gain(before: Sequence[Row], after: Sequence[Row]) -> str:
-    """Return what a loss gains over another, by the rows of both.
+    """Return what the loss of the rows `after` gains over that of the rows `before`.
 
     It is such as "fused over torchaudio: N 4.1 to 9.8 times, utterances/s 1.1 to 1.6 times": the
-    smallest and the largest ratio over the buckets."""
+    smallest and the largest ratio over the buckets in which both have a number."""
     parts = []
     for key, title in (("N", "N"), ("utterances_per_second", "utterances/s")):
         pairs = [(getattr(new, key), getattr(old, key)) for new, old in zip(after, before)]
@@ -361,10 +375,12 @@ def _gain(before: Sequence[Row], after: Sequence[Row]) -> str:
 
 
 def _max_duration(rows: Sequence[Row], seconds: float) -> str:
-    """Return the line on max_duration, N times the longest utterance in seconds, for a sampler that
-    takes nothing else.
+    """Return the line on max_duration, for a sampler that takes no other limit on a batch.
 
-    It says how much of the batches of all buckets stays empty.  seconds: duration of a frame."""
+    It is the least product of N and the longest utterance in seconds over the buckets.  The line
+    also says how much of the room for batches this leaves unused, as the mean over the buckets.
+
+    rows: of one loss, each with its N; seconds: duration of a frame"""
     durations = [(row.padded_frames or 0) * seconds for row in rows]
     least = min(durations)
     unused = 1 - sum(least / duration for duration in durations) / len(durations)
@@ -376,7 +392,10 @@ def _max_duration(rows: Sequence[Row], seconds: float) -> str:
 def _forms(rows: Sequence[Row]) -> dict[str, str]:
     """Return the lines to paste, by format: Python for "lhotse", YAML for "nemo".
 
-    lhotse's constraint takes one size for a duration, so it is the smallest of that duration."""
+    lhotse's constraint takes one size for each duration.  Of buckets of one duration, which are cut
+    by tokens, it gets the smallest size.
+
+    rows: of one loss, each with its N"""
     sizes = text.gathered((row.seconds, row.N or 0) for row in rows)
     durations = list(sizes)
     head = f"# {rows[0].loss}\n" if rows[0].loss else ""

@@ -42,7 +42,8 @@ EXAMPLES = """examples:
   rnnt-bench largest --only k2 --scope loss
 
 Exit code: 0 if every loss that can run here has an answer; 1 if one failed; 2 for bad usage."""
-#: Settings without a flag here: all steps are of the heaviest batches, and no loss is timed.
+#: Settings that the groups of settings in `parser` leave out.  All steps are of the heaviest
+#: batches, and no loss is timed.  --device, --preset and --seed are among the flags of every tool.
 WITHOUT = ("passes", "batches", "num_batches", "mode", "device", "preset", "seed")
 #: Settings whose flags mean something else here -> their help.
 WORDS = {
@@ -70,8 +71,8 @@ OF_FACTORY = ("args", "features", "vocab_size")
 TRAINED = "rnnt_bench.tools.transducer:Trained"
 #: Formats of lines to paste into a configuration of lhotse or NeMo.
 PASTED = ("lhotse", "nemo")
-#: Share of a CPU's available memory that is the limit by default. The loaded process and others
-#: need the rest.
+#: Share of a CPU's available memory that is the limit by default. The loaded process itself and
+#: other processes need the rest.
 SHARE_OF_AVAILABLE = 0.9
 #: Environment variables of a process that tries a size. Each further arena of glibc would reserve
 #: 64 MB of address space.
@@ -227,8 +228,9 @@ class Plan(NamedTuple):
 
     Attributes:
         name: of the run
-        next_tasks: returns the jobs that are to come next, from the run so far and the memory limit
-            in bytes, None on CUDA
+        config: what is searched, for the header of the run
+        next_tasks: returns the jobs that are to come next; [] at the end.  It takes the run so far
+            and the memory limit in bytes, which is None on CUDA.
     """
 
     name: str
@@ -241,7 +243,8 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     """Search the largest batch of each loss, or of each bucket of a model; return the exit code."""
     check(arguments)
     plan = plan_for_model(arguments) if arguments.model else plan_for_losses(arguments)
-    plan.config.limit, limit_bytes = memory_limit(arguments.memory_limit, plan.settings.device)
+    words, limit_bytes = memory_limit(arguments.memory_limit, plan.settings.device)
+    plan.config.limit = words
 
     def follow(run: kept.Kept) -> list[job.Task]:
         # With --resume a run keeps the limit of its first job.
@@ -251,11 +254,11 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
         TOOL,
         plan.name,
         plan.config,
-        [],
-        plan.settings,
-        arguments,
-        losses.answer,
-        executor,
+        tasks=[],
+        settings=plan.settings,
+        arguments=arguments,
+        answer=losses.answer,
+        executor=executor,
         timed=bool(arguments.model),
         follow=follow,
     )
@@ -268,11 +271,12 @@ def plan_for_losses(arguments: argparse.Namespace) -> Plan:
     interpreters.need_torch(choices)
     pythons = {name: choice.python for name, choice in choices.items()}
     device = interpreters.resolve_device(arguments.device, list(pythons.values()))
-    if tuple(arguments.only) == standard():
-        names = benchmark.default_rows(names, device, False, arguments.topology)
+    if tuple(arguments.only) == standard():  # the user named no losses
+        names = benchmark.default_rows(names, device, is_short=False, topology=arguments.topology)
     kinds = {name: find(name).kind for name in names}
     flags = read_settings(arguments)
     settings.check_kinds([key for key, value in flags.items() if value is not None], kinds.values())
+    # These values differ from those of the flags: "step" is the default, and one batch is enough.
     fixed = {"scopes": arguments.scopes or ("step",), "batches": "first", "num_batches": 1}
     resolved = settings.resolve({**flags, **fixed}, device)
     searches, unit = _searches(names, resolved, arguments.largest_cap)
@@ -290,7 +294,7 @@ def plan_for_losses(arguments: argparse.Namespace) -> Plan:
     size_setting = "max_frames" if resolved.sort_utterance else "batch_size"
 
     def next_tasks(run: kept.Kept, limit_bytes: int | None) -> list[job.Task]:
-        """Return the next task of each loss whose search is not at its end."""
+        """Return the next task of each loss for which a job is still to come."""
         tasks = []
         for state in losses.unfinished(config, run):
             row = find(state.name)
@@ -315,7 +319,7 @@ def plan_for_losses(arguments: argparse.Namespace) -> Plan:
 def _searches(
     names: Sequence[str], resolved: settings.Settings, largest_cap: int | None
 ) -> tuple[list[Search], str]:
-    """Return a search for each loss, and what its sizes count.
+    """Return a search for each loss, and what the sizes of all searches count: "utterances".
 
     Raises UserError where --largest-cap is below the smallest size."""
     from rnnt_bench.data import batching
@@ -327,7 +331,7 @@ def _searches(
         low, largest, unit = totals.T_max, totals.frames, "frames (sum of T)"
         start = resolved.max_frames
         if resolved.max_frames_padded:
-            largest, unit = totals.utterances * low, "padded frames (N x longest T)"
+            largest, unit = totals.utterances * totals.T_max, "padded frames (N x longest T)"
     cap = min(largest, largest_cap or largest)
     if cap < low:
         raise UserError(
@@ -338,8 +342,9 @@ def _searches(
 
 
 def plan_for_model(arguments: argparse.Namespace) -> Plan:
-    """Return the plan of a search of the largest batch of each bucket of a model.  Raises
-    UserError."""
+    """Return the plan of a search of the largest batch of each bucket of a model.
+
+    Set the shape file in `arguments` to the suite's own where none was given.  Raises UserError."""
     arguments.shape_file = arguments.shape_file or files.ROOT / "data" / "shape_info.features.pt"
     needed = ("lhotse", "sentencepiece") if is_manifest(arguments.shape_file) else ()
     python = interpreters.with_torch(*needed)
@@ -363,7 +368,7 @@ def plan_for_model(arguments: argparse.Namespace) -> Plan:
     )
 
     def next_tasks(run: kept.Kept, limit_bytes: int | None) -> list[job.Task]:
-        """Return a task for each job that `buckets.next_probes` asks for."""
+        """Return a task for each job that `buckets.next_probes` asks for, under the limit."""
         steps.limit_bytes = limit_bytes
         return [
             job.Task(name, TOOL, as_written(request), environment=VARIABLES)
@@ -378,12 +383,12 @@ def _utterances(path: Path, bpe_model: Path | None) -> tuple[Any, float]:
     """Return feature frames and tokens of each utterance, (utterances, 2), and the seconds of a
     frame.
 
-    path: a shape file, or a manifest of lhotse, whose tokens `bpe_model` counts.  Raises UserError,
-    also for a manifest without `bpe_model`."""
+    path: a shape file, or a manifest of lhotse; bpe_model: counts the tokens of a manifest's texts,
+    and is not needed for a shape file.  Raises UserError, also for a manifest without it."""
     from rnnt_bench.data import batching, generation, shapes  # with numpy, which --help needs not
 
     if not is_manifest(path):
-        utterances = shapes.load(path)
+        utterances = shapes.load(path)  # has frames of the encoder, after subsampling
         factor = shapes.subsampling(path) or batching.SUBSAMPLING
         utterances[:, 0] = shapes.feature_frames(utterances[:, 0], factor)
         return utterances, shapes.frame_shift(path)
@@ -393,12 +398,13 @@ def _utterances(path: Path, bpe_model: Path | None) -> tuple[Any, float]:
         )
     words = ["--manifest", str(path), "--bpe-model", str(bpe_model)]
     flags = shape_files.parser().parse_args(words)
-    return generation.from_manifest(flags, []).features, flags.frame_shift
+    return generation.from_manifest(flags, outputs=[]).features, flags.frame_shift
 
 
 def _steps(arguments: argparse.Namespace, vocab_size: int, device: str) -> buckets.Steps:
-    """Return the request for a job on the model that --model names, without its loss, tries, rounds
-    and limit in bytes, which each job gets later.  Raises UserError."""
+    """Return what the requests of all jobs on the model of --model have in common.
+
+    Each job gets its loss, tries, rounds and limit in bytes later.  Raises UserError."""
     result = buckets.Steps(
         model=configuration.python_name(arguments.model, Path()),
         arguments={},
@@ -414,7 +420,7 @@ def _steps(arguments: argparse.Namespace, vocab_size: int, device: str) -> bucke
     if has_sizes(arguments.model):
         sizes = read_sizes(arguments.model, arguments.arg, "--arg")
         for loss in filter(None, arguments.losses):
-            loss_here(loss, "--losses")
+            loss_here(loss, "--losses")  # refuses a loss that does not run in this Python
         config = ICEFALL if arguments.model == ICEFALL else ""
         result.model = TRAINED
         result.arguments = {**as_written(sizes), "config": config, "device": device}
@@ -431,9 +437,9 @@ def _steps(arguments: argparse.Namespace, vocab_size: int, device: str) -> bucke
 def memory_limit(asked: str | None, device: str) -> tuple[str, int | None]:
     """Return the memory limit in words, and in bytes; None for the bytes on CUDA.
 
-    On a CPU it is SHARE_OF_AVAILABLE of the available memory where no limit is asked for.  It is so
-    too where more than the available memory is asked for, and a warning says so.  Raises UserError
-    without /proc.
+    On a CPU where no limit is asked for, it is SHARE_OF_AVAILABLE of the available memory.  Where
+    more than the available memory is asked for, it is that share too; then warn.  Raises UserError
+    on a CPU without /proc.
 
     asked: text of --memory-limit; None for what is available"""
     words = f"--memory-limit {asked}" if asked else "what is available"

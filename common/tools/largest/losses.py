@@ -29,11 +29,11 @@ class Losses(Struct, tag="losses", kw_only=True):
 
     Attributes:
         losses: the searches; their names are those of rows of the benchmarks
-        kinds: name of a row -> its kind, "exact" or "pruned" or of another lattice
+        kinds: name of a row -> its kind, a key of KINDS: "exact", "pruned", or another lattice
         missing: name of a row that has no Python to run in -> the reason
         capped: whether --largest-cap was given
         unit: what sizes count, "utterances" or a kind of frames
-        words: what is the same for all rows: sizes, dtype, shape file
+        words: settings that are the same for all rows: sizes, dtype, shape file
         limit: memory that a step may take, in words
     """
 
@@ -55,7 +55,7 @@ class Pass(Request, tag="loss", kw_only=True):
 
 
 def outcome(config: Losses, search: Search, kept: Kept) -> Outcome:
-    """Return the state of a loss, and what is to be done next, if anything.
+    """Return the state of a loss: its result so far, and its next job, if one is to come.
 
     Its correctness comes first, then its search, then the judgement of the size found."""
     if search.name in config.missing:
@@ -80,8 +80,9 @@ def outcome(config: Losses, search: Search, kept: Kept) -> Outcome:
 
 
 def unfinished(config: Losses, kept: Kept) -> list[Outcome]:
-    """Return the states of the losses for which a job is still to come, those first whose
-    correctness is not known."""
+    """Return the states of the losses for which a job is still to come.
+
+    Losses whose correctness is not known come first."""
     states = [outcome(config, search, kept) for search in config.losses]
     active = [state for state in states if state.next_size is not None]
     return sorted(active, key=lambda state: state.pass_name != "correctness")
@@ -165,7 +166,10 @@ def _verdict(title: str, states: Sequence[Outcome], unit: str) -> list[str]:
     """Return the loss with the largest batch in a line; [] where nothing fits.
 
     It is such as "largest batch, exact: fused, 48 utterances; next is k2 at 6".  Losses within
-    TOLERANCE of the best are named beside it.  It is withheld where a search did not end."""
+    TOLERANCE of the best are named beside it, and then no next one.  Where the search of a loss
+    that has a size did not end, the line says that the answer is withheld.
+
+    title: of the kind of these losses; unit: what sizes count"""
     sizes = {state.name: state.size for state in states if state.size and state.status != "wrong"}
     if not sizes:
         return []

@@ -69,11 +69,11 @@ def limit_of(request: Request, device: torch.device) -> Limit:
 
 
 def limit_once_loaded(context: subject.Context, request: Request) -> Limit:
-    """Run a step of one utterance, which loads and compiles all that a step needs; return the
-    limit.
+    """Run a step of one utterance, which loads and compiles all that a step needs.
 
-    On CUDA run one for each of the heaviest batches: a size may have kernels of its own, which take
-    memory when they are first launched."""
+    On CUDA run a step of one utterance of each of the heaviest batches: a size may have kernels of
+    its own, which take memory when they are first launched.  Return the memory limit, counted from
+    what the process holds after this."""
     (scope,) = context.settings.scopes
     batches = (
         heaviest(context.all_batches) if context.device.type == "cuda" else context.batches[:1]
@@ -85,8 +85,9 @@ def limit_once_loaded(context: subject.Context, request: Request) -> Limit:
 
 
 def probe(context: subject.Context, request: Request) -> Iterator[Measured]:
-    """Run a step of each of the heaviest batches; yield a Try before it, and after it with its
-    peak."""
+    """Run a step of each of the heaviest batches under the memory limit.
+
+    Yield a Try before each step, and the same with its peak after it."""
     (scope,) = context.settings.scopes
     limit = limit_once_loaded(context, request)
     for batch in heaviest(context.all_batches):
@@ -113,7 +114,7 @@ def judge(context: subject.Context, request: Request) -> Iterator[Stop]:
     with limit_once_loaded(context, request).making():
         step = context.step(scope, batch, after_timing.FURTHER_REPEAT)
         loss = float(step.run())
-        ranges = getattr(step.prepared, "ranges", None)
+        ranges = getattr(step.prepared, "ranges", None)  # of a pruned loss
         taken = after_timing.Taken(after_timing.FURTHER_REPEAT, loss, ranges)
         taken.keep(context, scope, step)
         del step
@@ -126,14 +127,14 @@ def judge(context: subject.Context, request: Request) -> Iterator[Stop]:
 
 
 def train(settings: Settings, request: Steps) -> Iterator[JobLine]:
-    """Run steps of a training, those of several buckets in random order.
+    """Run each of the tries as many times as there are rounds, in random order, under the limit.
 
-    Yield a Try before each step, and after it with its duration; at the end the last one once more,
-    with the peak of all steps.  Raises OutOfMemory, and UserError for any other failure of the
-    model."""
+    Yield the environment.  Then yield a Try before each step, and the same with its duration after
+    it.  At the end yield the last one once more, with the peak of all steps.  Raises OutOfMemory,
+    and UserError for any other failure of the model."""
     device = set_up_torch(settings)
     yield environment(settings, device)
-    loading.module(request.model.rpartition(":")[0])
+    loading.module(request.model.rpartition(":")[0])  # imported before the limit counts
     optimizer = loading.imported(f"torch.optim:{request.optimizer}")
     _load_libraries(optimizer, device)
     limit = limit_of(request, device)
@@ -166,7 +167,10 @@ def _load_libraries(optimizer: Any, device: torch.device) -> None:
 
 
 def _failure(error: Exception, step: Try) -> Exception:
-    """Return the error of a step as OutOfMemory, or as a UserError that names the bucket."""
+    """Return the error of a training, at or before a step, as OutOfMemory or as a UserError.
+
+    The UserError names the bucket.  Whether memory ran out is told by what caused the error, if it
+    has a cause: the making of a model wraps the model's own error in a UserError."""
     reason = str(error) if isinstance(error, UserError) else reason_of(error)
     if is_out_of_memory(error.__cause__ or error):
         return OutOfMemory(reason)

@@ -21,6 +21,9 @@ from rnnt_bench.tools.largest.buckets import Steps
 class Training:
     """A model with its optimizer.  Raises UserError for a model that cannot be made.
 
+    make_batch and loss_of are `batch` and `step` of the model's module; where it has none, they are
+    the method `batch` and the function `loss_of` of this module.
+
     optimizer: a class of torch.optim"""
 
     def __init__(self, request: Steps, device: torch.device, optimizer: Any):
@@ -75,15 +78,16 @@ class Training:
 def made(request: Steps, device: torch.device) -> torch.nn.Module:
     """Return the model with the loss that is asked for.
 
-    The loss is an argument of the factory, or fused_transducer patches it into a model with a
-    joint.  Raises UserError for a model that can have no other loss."""
+    The loss is passed as the factory's argument `loss`, if it takes one.  Else fused_transducer
+    patches the loss "fused" into a model with a joint.  Raises UserError for a model that cannot
+    have the loss in either way."""
     name = request.model
     loss = request.loss
     arguments = dict(request.arguments)
     maker = loading.imported(name)
     if loss and "loss" in inspect.signature(maker).parameters:
         arguments["loss"] = loss
-        loss = ""
+        loss = ""  # the model itself has it: nothing is left to patch
     if hasattr(maker, "config_class"):  # a class of transformers: the model has random weights
         model = loading.made(name, lambda: maker(maker.config_class(**arguments)), {}).to(device)
     else:
@@ -110,8 +114,8 @@ def checkpoint(model: Any) -> None:
 def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
     """Return the loss that the model's forward returns, or torchaudio's loss of its logits.
 
-    Logits are (N, T, U+1, V), for symbols in the third element of the batch.  Raises TypeError
-    where the model returns neither."""
+    The losses of several utterances are summed.  Logits are (N, T, U+1, V), for the symbols in the
+    third element of the batch, a blank first.  Raises TypeError where the model returns neither."""
     outputs = model(**batch) if isinstance(batch, Mapping) else model(*batch)
     is_mapping = isinstance(outputs, Mapping)
     result = outputs.get("loss") if is_mapping else getattr(outputs, "loss", None)
@@ -125,7 +129,7 @@ def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
         )
     from torchaudio.functional import rnnt_loss
 
-    N, T, U, _ = result.shape  # all utterances are of equal length
+    N, T, rows, _ = result.shape  # rows is U+1; all utterances are of equal length
     frames = torch.full((N,), T, dtype=torch.int32, device=result.device)
     targets = batch[2][:, 1:].int().contiguous()
-    return rnnt_loss(result.float(), targets, frames, torch.full_like(frames, U - 1), blank=0)
+    return rnnt_loss(result.float(), targets, frames, torch.full_like(frames, rows - 1), blank=0)

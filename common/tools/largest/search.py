@@ -28,8 +28,8 @@ class Try(Struct, kw_only=True, omit_defaults=True):
         N, T, U: of the padded batch: utterances, frames, tokens
         limit_bytes: memory that the step may take on top of the loaded process
         bucket: number of the bucket in a training, from 1
-        peak_bytes: what it took, inputs included; resident memory on a CPU, torch's allocator on
-            CUDA
+        peak_bytes: memory that the step took, inputs included; resident memory on a CPU, torch's
+            allocator on CUDA
         ns: duration of the step
     """
 
@@ -59,6 +59,9 @@ def size_to_try(
 ) -> int | None:
     """Return the size to try next, from `low` to `cap`; None at the end of the search.
 
+    The size grows as long as every size fits, and shrinks as long as none does.  Then it is the
+    middle between the largest that fits and the smallest that does not.
+
     Args:
         answers: size -> whether it fits, of the sizes that were tried
         start: the first size to try
@@ -67,14 +70,15 @@ def size_to_try(
     """
     if not answers:
         return min(max(start, low), cap)
-    step = min(1.0, stride * 2 ** (len(answers) - 1))
+    change = min(1.0, stride * 2 ** (len(answers) - 1))  # as a fraction of the last size
     fitting, failing = bounds(answers)
     if failing is None:
         largest = max(answers)
-        larger = max(int((1 + step) * largest), largest + 1)
+        larger = max(int((1 + change) * largest), largest + 1)
         return min(larger, cap) if largest < cap else None
     if fitting is None:
-        smaller = max((low - 1 + failing) // 2, int((1 - step) * failing))
+        # Not below the middle of `failing` and low - 1, which stands for a size that fits.
+        smaller = max((low - 1 + failing) // 2, int((1 - change) * failing))
         return smaller if failing > low else None
     gap = failing - fitting
     return fitting + gap // 2 if gap > max(1, int(TOLERANCE * fitting)) else None
@@ -98,12 +102,14 @@ class Outcome(Struct):
     Attributes:
         name: of the search
         size: the largest that fits so far; None where none does, or none is known yet
-        tries: the steps at that size; at the smallest size where not even that fits
-        next_size: the size to try next; None at the end
-        pass_name: what is to be done with that size: "probe", "correctness" or "judge"
-        status: "ok" at the end of a search that found a size, else that of the deciding job; of a
-            loss also "missing", or "wrong" where the size found was judged so
-        reason: of that job; "" where it has none
+        tries: the records of steps at `size`; where no size fits, those at the smallest size
+        next_size: the size of the next job; None at the end
+        pass_name: what the next job is to do at `next_size`: "probe", "correctness" or "judge"
+        status: "ok" at the end of a search that found a size.  Before the end it is the status of
+            the next job, which may have been tried in vain.  Where no size fits it is that of the
+            probe of the smallest size.  Of a loss it may also be "missing", or "wrong" where the
+            size found was judged so.
+        reason: why, of the same job; "" where it has none
         limited_by: "memory", "time" or "cap" (the largest size that is allowed); "" before the end
     """
 
@@ -129,16 +135,17 @@ class Outcome(Struct):
 
     @property
     def peak_mb(self) -> float | None:
-        """Return the highest peak of all steps at the size."""
+        """Return the highest peak of all `tries`; None where none has a peak."""
         peaks = [step.peak_bytes / text.MB for step in self.tries if step.peak_bytes]
         return max(peaks, default=None)
 
 
 class Search(Struct, frozen=True):
-    """The search of one loss, or of one bucket; see size_to_try for its numbers.
+    """The search of one loss, or of one bucket.
 
     Attributes:
         name: its probes are called "NAME probe-SIZE"
+        low, cap, start, stride: see size_to_try
     """
 
     name: str
@@ -148,7 +155,7 @@ class Search(Struct, frozen=True):
     stride: float = 1.0
 
     def outcome(self, kept: Kept) -> Outcome:
-        """Return how far the search is, from the probes in a run."""
+        """Return how far the search is, or how it ended, from the probes in a run."""
         head = f"{self.name} probe-"
         probes = {
             int(name.removeprefix(head)): job
@@ -180,6 +187,6 @@ class Search(Struct, frozen=True):
 
 
 def first_limit(kept: Kept) -> int | None:
-    """Return the limit in bytes that the first probes of a run had; None where none was tried."""
+    """Return the limit in bytes that is recorded first in a run; None where there is none."""
     steps = (step for job in kept.jobs.values() for step in job.of(Try))
     return next((step.limit_bytes for step in steps if step.limit_bytes), None)

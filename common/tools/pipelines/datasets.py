@@ -47,8 +47,8 @@ Example = float | Path | Tokens
 def examples(dataset: General) -> dict[str, Example]:
     """Return the first `dataset_size` examples of a data set, by their names.
 
-    Raises UserError for a path that is missing or not wanted, and for a file without examples, with
-    a wrong one, or with two of the same name."""
+    Raises UserError where dataset_path is needed and not given, or given for dataset_type "made".
+    Raises it also for a file without examples, with a wrong one, or with two of the same name."""
     if dataset.dataset_type == "made":
         if dataset.dataset_path:
             raise UserError(
@@ -73,7 +73,7 @@ def examples(dataset: General) -> dict[str, Example]:
 
 
 def _read_manifest(path: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name and the path of each audio file in a manifest of wav2vec.
+    """Yield the name and the path of each audio file that a manifest of wav2vec lists.
 
     Its first line is a folder.  Each further line is a file below it, a tab, and the number of
     samples, which is not read.  Raises UserError."""
@@ -186,8 +186,8 @@ def _load_objects(path: Path) -> list[Any]:
         ) from error
 
 
-#: Type of a data set that is read from a file -> a function that yields the name of each example in
-#: a file, and the example.
+#: Type of a data set that is read from a file -> a function that takes the path of the file and
+#: yields pairs: the name of an example, and the example.
 READERS: dict[str, Callable[[Path], Iterator[tuple[str, Example]]]] = {
     "raw": _read_manifest,
     "npy": _read_npy,

@@ -32,7 +32,8 @@ from rnnt_bench.tools.pipelines.rows import Costs, Pipeline, Request, Stage
 def run(job: JobSpec) -> Iterator[Any]:
     """Yield the records of a stage on an example: its environment, then its costs.
 
-    Raises UserError, NotRunnable, and whatever the stage raises."""
+    Unless it is the last stage, write the inputs of the next one to a file of the run's folder.
+    Raises UserError, NotRunnable, WrongResult, and whatever the stage raises."""
     settings = job.settings
     folder = Path(job.folder)
     request = msgspec.convert(job.request, Request)
@@ -100,12 +101,13 @@ def _loaded(config: Pipeline, index: int, seed: int) -> tuple[dict[str, Any], fl
 
 
 def _send(outputs: Any, path: Path) -> None:
-    """Write the inputs of the next stage to a file: tensors, numbers, texts, and nests of these.
+    """Write outputs, which the next stage takes, to a file: tensors, numbers, texts, and nests of
+    these.
 
-    Raises UserError for anything else."""
+    Raises UserError for anything else, and removes the file then."""
     try:
         torch.save(outputs, path)
-        _received(path)  # as the next stage reads it
+        _received(path)  # tries whether the next stage can read it
     except (AttributeError, TypeError, pickle.PickleError) as error:
         path.unlink(missing_ok=True)
         raise UserError(
@@ -142,12 +144,18 @@ class Call:
 def measured(call: Call, stage: Stage, device: torch.device) -> Costs:
     """Return the costs of a call: its times, then its peaks of memory, then its operations.
 
-    Operations come last: counting them imports modules, which would be in the process's peak."""
+    Operations come last: counting them imports modules, which would be in the process's peak.  The
+    `seconds` of the costs are not set here."""
     clock = Clock(device)
     for _ in range(stage.warmup):
         measure.time_call(call, clock)
-    caps = {"spread": -1.0, "max_samples": stage.repeats, "max_seconds": math.inf}
-    samples = measure.time_calls(call, clock, **caps)
+    samples = measure.time_calls(
+        call,
+        clock,
+        spread=-1.0,  # No spread is so small: `repeats` alone ends the calls.
+        max_samples=stage.repeats,
+        max_seconds=math.inf,
+    )
     peaks = measure.peaks(call, device)
     allocated = peaks.device_allocated_bytes
     counter = FlopCounter(call.model if isinstance(call.model, torch.nn.Module) else None)

@@ -23,7 +23,7 @@ from rnnt_bench.tools import configuration
 from rnnt_bench.tools.kept import NOT_RUN, Answer, Kept, slice_of
 
 TOOL, TITLE = "pipeline", "Pipelines: what an utterance costs"
-#: Statuses of an example that was not stopped by a failure of its own.
+#: Statuses of an example that did not fail: it ended well, did not begin, or was interrupted.
 NOT_FAILED = ("ok", NOT_RUN, "interrupted")
 #: What the table calls the row of all stages.
 ALL = "all (memory: largest)"
@@ -146,18 +146,21 @@ class Costs(Struct, kw_only=True):
 
 
 def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -> Pipeline:
-    """Return the configuration in a YAML file.
+    """Return the configuration in a YAML file.  Raises UserError.
 
-    `quick` counts first, then a stage's own values, then those of `general`, then `flags`.  Raises
-    UserError."""
+    Of several values of a key, that of `quick` wins.  Then come the stage's own value, that of
+    `general`, and that of `flags`.
+
+    flags: values by key that flags gave; quick: values by key that --preset quick sets"""
     content = configuration.read(path)
     names = _check_keys(path, content)
     shared = {**flags, **(content.get("general") or {}), **quick}
     for_stages = {key: value for key, value in shared.items() if key in SHARED}
-    for_all = {key: value for key, value in shared.items() if key not in SHARED}
-    general = configuration.converted(for_all, General, f"{path}: general")
+    for_general = {key: value for key, value in shared.items() if key not in SHARED}
+    general = configuration.converted(for_general, General, f"{path}: general")
     if general.dataset_path is not None:
         general.dataset_path = str(configuration.located(general.dataset_path, path))
+    # Without a model_type any number of stages is allowed.
     allowed = MODEL_TYPES.get(general.model_type or "", (len(names),))
     if len(names) not in allowed:
         raise UserError(
@@ -180,7 +183,7 @@ def _check_keys(path: Path, content: Mapping[str, Any]) -> list[str]:
     """Return the keys of the stages in a YAML file: ["stage1", "stage2"].
 
     Raises UserError for other keys than these and "general", for a gap in the numbers, for no
-    stage, and for a value that is no mapping."""
+    stage, and for a value that is no mapping.  "general" may have no value."""
     numbered = [key for key in content if re.fullmatch(r"stage\d+", key)]
     names = [f"stage{number}" for number in range(1, 1 + len(numbered))]
     for key, value in content.items():
@@ -213,10 +216,11 @@ def _stage(path: Path, key: str, content: Mapping[str, Any]) -> Stage:
 class Row(Struct, kw_only=True):
     """The costs of a stage, or of all stages, over the examples that ended well.
 
-    A number is None where no example has it.
+    A number is None where no example has it.  How the row of all stages combines the numbers of the
+    stages, see total_row.
 
     Attributes:
-        failed: number of examples that ended here by a failure
+        failed: number of examples that failed at this stage, or at any stage
         not_counted: operators for which no rule counts operations
         run_time_s: mean over examples of the median over repeats
         rtf: real-time factor, the sum of run times over the seconds of all audio
@@ -238,7 +242,10 @@ class Row(Struct, kw_only=True):
 
 
 def stage_row(stage: str, costs: Sequence[Costs], seconds: float, failed: int) -> Row:
-    """Return the row of a stage from its costs on each example.  seconds: duration of all audio."""
+    """Return the row of a stage.
+
+    costs: of each example that ended well; seconds: duration of the audio of all these examples, 0
+    for text; failed: number of examples that failed at this stage"""
     times = [median(cost.wall_ns) / 1e9 for cost in costs]
     memory = [cost.memory_bytes for cost in costs if cost.memory_bytes is not None]
     process = [cost.process_bytes for cost in costs if cost.process_bytes is not None]
@@ -258,12 +265,15 @@ def stage_row(stage: str, costs: Sequence[Costs], seconds: float, failed: int) -
 
 
 def _mean(numbers: Sequence[float]) -> float | None:
+    """Return the mean; None for no numbers."""
     return fmean(numbers) if numbers else None
 
 
 def total_row(rows: Sequence[Row]) -> Row:
-    """Return the row of all stages, which run one after the other.  A number that a stage lacks is
-    None."""
+    """Return the row of all stages, which run one after the other.
+
+    Numbers of ADDED are summed over `rows`, and of other numbers the largest counts.  A number that
+    any stage lacks is None."""
     numbers: dict[str, float | None] = {}
     for number in NUMBERS:
         of_stages = [getattr(row, number.key) for row in rows]
@@ -275,11 +285,11 @@ def total_row(rows: Sequence[Row]) -> Row:
 
 
 class Ended(Struct):
-    """The examples of a run: their costs, and where others failed.
+    """How the examples of a run ended.
 
     Attributes:
         costs: of each example that ended well, a Costs for each stage
-        failed: of each example that failed, the index of the stage
+        failed: of each example that failed, the index of the stage at which it did
         statuses: of every example
         failures: lines that say which example failed, where and why
     """
@@ -305,18 +315,19 @@ def ended(config: Pipeline, kept: Kept) -> Ended:
             if job.status != "ok":
                 break
             costs.append(job.of(Costs)[0])
+        # Now `job` and `stage` are those that did not end well, or the last ones.
         result.statuses.append(job.status)
         if job.status == "ok":
             result.costs.append(costs)
         elif job.status not in NOT_FAILED:
-            result.failed.append(len(costs))
+            result.failed.append(len(costs))  # so many stages before this one ended well
         if job.reason:
             result.failures.append(f"{example}: {stage.name}: {job.status}: {job.reason}")
     return result
 
 
 def answer(kept: Kept) -> Answer:
-    """Return the answer of a run: a row for each stage, and one for all of several.
+    """Return the answer of a run: a row for each stage, and one more for all if there are several.
 
     Raises ValueError for records that are wrong."""
     config = schema.typed(kept.header.config, Pipeline)
@@ -362,7 +373,7 @@ def answer(kept: Kept) -> Answer:
 
 
 def _total(rows: Sequence[Row], examples: Ended) -> list[str]:
-    """Return the costs of an utterance in a line; [] where a number is not known."""
+    """Return the costs of an utterance in a line; [] where its run time or memory is not known."""
     total = rows[-1]
     if total.run_time_s is None or total.memory_bytes is None:
         return []
