@@ -55,15 +55,15 @@ _APPLY = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__co
 
 
 class _Running(NamedTuple):
-    """A module whose forward runs, by its path, and the `_current_task` that called it."""
+    """The path of a module whose forward runs, and the `_current_task` at its call."""
 
     path: str
     task: int
 
 
 class Modules:
-    """Know the modules of the model and all others that ran, by their paths, and which of them an
-    operator belongs to.
+    """Give a path to each module of the model and to all others that run.  Tell which of them calls
+    an operator.
 
     A module with several names has the path of the first.  A parameter that several modules share
     belongs to the first of them."""
@@ -84,12 +84,13 @@ class Modules:
             self._add(path, module)
 
     def __enter__(self) -> Modules:
+        """Hook the forward of every module in this process, whatever it takes and returns."""
         self._handles = [
             torch.nn.modules.module.register_module_forward_pre_hook(
-                lambda module, _: self._push(module)
+                lambda module, _args: self._push(module)
             ),
             torch.nn.modules.module.register_module_forward_hook(
-                lambda module, *_: self._leave(module)
+                lambda module, _args, _output: self._leave(module)
             ),
         ]
         self._thread = threading.get_ident()
@@ -111,7 +112,10 @@ class Modules:
             self._leave(module)
 
     def current(self) -> tuple[str, str]:
-        """Return the path and the phase of the operator that is called now."""
+        """Return the path of the module that calls an operator now, and the phase of this call.
+
+        The path is OUTSIDE where no module does.  In the backward it is that of the module whose
+        forward made the node of autograd's graph, see `_owner`."""
         task = _current_task()
         phase = FORWARD if task == _NO_TASK else BACKWARD
         # A backward calls modules too: checkpointing computes their forward again.
@@ -122,7 +126,10 @@ class Modules:
         return self._owner(torch._C._current_autograd_node()), phase
 
     def _owner(self, node: Any) -> str:
-        """Return the path of the module whose forward made a node of autograd's graph."""
+        """Return the path of the module whose forward made a node of autograd's graph.  A node that
+        accumulates the gradient of a parameter belongs to the module of the parameter.
+
+        Returns OUTSIDE where there is no such module, or no node (None)."""
         if node is None:
             return OUTSIDE
         number = node._sequence_nr()
@@ -132,7 +139,10 @@ class Modules:
         return self._owners[index] if index >= 0 else OUTSIDE
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the path, class, calls and numbers of own parameters of each module."""
+        """Return the path, class, calls and numbers of own parameters of each module.
+
+        A shared parameter is counted in the first of its modules; one that was added after its
+        module got a path is counted in each of them."""
         rows = []
         for path, module in self.modules.items():
             own_weights = {
@@ -193,6 +203,7 @@ class Modules:
 
         Each thread has its own sequence, so only the thread that entered notes."""
         if threading.get_ident() == self._thread:
+            # Before torch 2.1 there is no such number, and 0 is never looked up.
             self._starts.append(getattr(torch.autograd, "_get_sequence_nr", lambda: 0)())
             self._owners.append(self._stack[-1].path if self._stack else OUTSIDE)
 
@@ -208,7 +219,8 @@ def _weights(module: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 
 class NotCounted(UserWarning):
-    """Warns of an operator without a rule."""
+    """Warns of an operator or custom function without a rule, of a rule that fails, or of a module
+    whose operators were not seen."""
 
 
 class _Key(NamedTuple):
@@ -241,8 +253,8 @@ class FlopCounter:
 
     Args:
         model: a module, whose path is "", or modules by name; others are named by their class
-        strict: raise UserError for an operator without a rule, where NotCounted warns otherwise,
-            once for each
+        strict: raise UserError for the first operator or module that cannot be counted; otherwise
+            NotCounted warns, once for each name
     """
 
     def __init__(
@@ -255,17 +267,19 @@ class FlopCounter:
         self.modules = Modules(
             {"": model} if isinstance(model, torch.nn.Module) else dict(model or {})
         )
-        #: The frames of the custom functions that ran at the last operator.
+        #: The frames of the custom functions that were running when the last operator was called.
         self._running: list[Any] = []
         self._counts: dict[_Key, _Tally] = defaultdict(_Tally)
         self._not_counted: list[_Missing] = []
-        #: The ids of all tensors that an operator took: which weights were used.
+        #: The ids of all tensors that operators took.  They tell which weights were used.
         self._taken: set[int] = set()
         self._inside = ExitStack()
 
     def __enter__(self) -> FlopCounter:
+        # The fast path of attention runs a layer as one operator, on nested tensors.  Switch it
+        # off; an older torch has no switch.
         mha = getattr(torch.backends, "mha", None)
-        if mha:  # it runs a layer as one operator, on nested tensors
+        if mha:
             self._inside.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
             mha.set_fastpath_enabled(False)
         self._inside.enter_context(self.modules)
@@ -285,10 +299,12 @@ class FlopCounter:
                 self._missing(name, path, "its operators were not seen, or not its products")
 
     def _is_unseen(self, path: str, module: torch.nn.Module) -> bool:
-        """Return whether a module ran, but no product in it was seen, nor an operator that took its
-        matrices.
+        """Return whether a module ran, but its operations were not seen: no product in it, and no
+        operator that took one of its matrices.
 
-        Such a module computes in another thread, in numpy, or in a compiled form."""
+        Such a module computes in another thread, in numpy, or in a compiled form.  Returns False
+        for a module that is reported already.  Returns False for a module without matrices, but
+        True if it is in TorchScript with operators of oneDNN (MKLDNN)."""
         if not self.modules.calls[path] or any(path == entry.path for entry in self._not_counted):
             return False
         prefix = f"{path}." if path else ""
@@ -323,8 +339,8 @@ class FlopCounter:
     def _count(
         self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
     ) -> None:
-        """Count an operator that has returned `out`, and the custom functions that called it; note
-        the tensors that it took."""
+        """Count an operator that has returned `out`, and the custom functions that called it.  Note
+        the tensors that the operator took.  Report an operator without a rule."""
         path, phase = self.modules.current()
         self._count_functions(path, phase)
         names, defaults = rules.schema_of(operator)
@@ -341,7 +357,9 @@ class FlopCounter:
         self._add(path, phase, call, rule)
 
     def _count_functions(self, path: str, phase: str) -> None:
-        """Count the custom functions that began since the last operator."""
+        """Count the custom functions that began since the last operator; note which of them run.
+
+        One that has no rule is reported, unless it is torch's own: that calls operators alone."""
         applied = list(_applied(sys._getframe(0)))
         new_calls = [call for frame, call in applied if frame not in self._running]
         self._running[:] = [frame for frame, _ in applied]
@@ -353,7 +371,9 @@ class FlopCounter:
                 self._missing(call.name, path, reason)
 
     def _add(self, path: str, phase: str, call: Call, rule: rules.Rule) -> None:
-        """Add a call to the counts by its rule; None adds nothing."""
+        """Add a call to the counts by its rule; the rule None adds nothing.
+
+        Where the rule fails, the call is reported, and added without operations."""
         if rule is None:
             return
         count: Count | int = 0
@@ -398,7 +418,7 @@ class _Mode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if rules.find(func) is None and rules.is_composite(func):
-            with self:  # inference mode leaves it in one piece
+            with self:  # inference mode hands composite operators over in one piece
                 return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)
         self.counter._count(func, args, kwargs, out)
@@ -413,8 +433,10 @@ def _applied(frame: Any | None) -> Iterator[tuple[Any, Call]]:
             function = frame.f_locals["cls"]
             names = list(inspect.signature(function.forward).parameters)
             if function.setup_context is torch.autograd.Function.setup_context:
-                del names[0]  # the context
+                # Without a `setup_context`, `forward` takes the context first.
+                del names[0]
             yield frame, _call(function, dict(zip(names, frame.f_locals["args"])))
+        # Before torch 2.0 there is only the frame of the function's `forward`, told by its `ctx`.
         elif _APPLY is None and code.co_name == "forward" and code.co_varnames[:1] == ("ctx",):
             function = getattr(type(frame.f_locals.get("ctx")), "_forward_cls", None)
             if function is not None:

@@ -48,10 +48,12 @@ def _add_product(operators: str, macs: Number, others: Number = nothing) -> None
 
 
 def _matrices(first: str, second: str, call: Call) -> int:
-    """Return the MACs of two arguments' product: (..., M, K) times (..., K, N) or times (K,)."""
-    factor = call[second]
-    columns = factor.shape[-1] if factor.dim() > 1 else 1
-    return size(call[first]) * columns if size(factor) else 0
+    """Return the MACs of two arguments' product: (..., M, K) times (..., K, N) or times (K,).
+
+    Raises TypeError for a sparse matrix, as `size` does."""
+    right = call[second]
+    columns = right.shape[-1] if right.dim() > 1 else 1
+    return size(call[first]) * columns if size(right) else 0
 
 
 def _scaled_bias(call: Call) -> int:
@@ -73,11 +75,13 @@ def _bias(call: Call) -> int:
 def _convolved(call: Call, source: Any, out: Any) -> int:
     """Return the MACs of a convolution of the tensor `source` that gives one like `out`.
 
-    Each output is a sum over the kernel and the channels of its group.  Transposed, each input is
-    multiplied by as many weights."""
+    Each number of `out` is a sum over the kernel and the channels of its group.  In a transposed
+    convolution each number of `source` is multiplied by the kernel of each output channel of its
+    group."""
     weight = call["weight"]
-    summed = source if call["transposed"] else out
-    return summed.numel() * (weight.numel() // weight.shape[0])
+    numbers = source if call["transposed"] else out
+    weights_of_number = weight.numel() // weight.shape[0]
+    return numbers.numel() * weights_of_number
 
 
 def _convolution(call: Call) -> int:
@@ -141,9 +145,9 @@ _add_product("addr", lambda call: call.out.numel(), _scaled_bias)
 _add_product(
     "_addmm_activation",
     partial(_matrices, "mat1", "mat2"),
-    lambda call: 2 * call.out.numel(),
+    lambda call: 2 * call.out.numel(),  # the sum with the bias, and the activation
 )
-# These devices have an operator for a linear layer; elsewhere it is an addmm.
+# On some devices a linear layer is an operator of its own; elsewhere it is an addmm.
 _add_product("linear", lambda call: call.out.numel() * call["input"].shape[-1], _bias)
 _add_product("mkldnn_linear", lambda call: call.out.numel() * call["self"].shape[-1], _bias)
 _add_product(
@@ -175,7 +179,7 @@ _add_product(
 )
 
 
-def _attention(backward: bool, call: Call) -> Count:
+def _attention(call: Call, *, backward: bool) -> Count:
     """Count attention, softmax(Q K^T) V, or its backward.
 
     query: (..., T, D), key: (..., S, D), value: (..., S, Dv).  FLOPs beside the two products of the
@@ -202,20 +206,20 @@ def _attention(backward: bool, call: Call) -> Count:
 
 _KERNELS = "flash_attention efficient_attention cudnn_attention flash_attention_for_cpu fused_attention_overrideable"
 for _kernel in _KERNELS.split():
-    add(f"_scaled_dot_product_{_kernel}", partial(_attention, False))
-    add(f"_scaled_dot_product_{_kernel}_backward", partial(_attention, True))
+    add(f"_scaled_dot_product_{_kernel}", partial(_attention, backward=False))
+    add(f"_scaled_dot_product_{_kernel}_backward", partial(_attention, backward=True))
 
 
-def _flexible(backward: bool, call: Call) -> Count:
+def _flexible(call: Call, *, backward: bool) -> Count:
     """Count flex_attention with all scores, whatever its mask, and without its score_mod.
 
     Its first arguments are query, key and value; they have no names."""
     named = dict(zip(("query", "key", "value"), call.args))
-    return _attention(backward, replace(call, arguments=named))
+    return _attention(replace(call, arguments=named), backward=backward)
 
 
-add("higher_order::flex_attention", partial(_flexible, False))
-add("higher_order::flex_attention_backward", partial(_flexible, True))
+add("higher_order::flex_attention", partial(_flexible, backward=False))
+add("higher_order::flex_attention_backward", partial(_flexible, backward=True))
 
 
 class _Cell(NamedTuple):
@@ -278,15 +282,17 @@ def _mkldnn_layer_backward(call: Call) -> Count:
     return products(macs, steps * call["hidden_size"] * per_unit)
 
 
-def _cudnn_layers(backward: bool, call: Call) -> Count:
+def _cudnn_layers(call: Call, *, backward: bool) -> Count:
     """Count all layers in cuDNN; a backward has two products for each of the forward."""
     matrices, biases = _sizes(call["weight"])
     units = call["hidden_size"] * call["num_layers"] * (2 if call["bidirectional"] else 1)
-    others = biases + _CELLS[call["mode"]][backward] * units
-    return products((1 + backward) * _steps(call) * matrices, _steps(call) * others)
+    cell = _CELLS[call["mode"]]
+    others = biases + (cell.backward if backward else cell.forward) * units
+    macs = (2 if backward else 1) * _steps(call) * matrices
+    return products(macs, _steps(call) * others)
 
 
 add("mkldnn_rnn_layer", _mkldnn_layer)
 add("mkldnn_rnn_layer_backward", _mkldnn_layer_backward)
-add("_cudnn_rnn", partial(_cudnn_layers, False))
-add("_cudnn_rnn_backward", partial(_cudnn_layers, True))
+add("_cudnn_rnn", partial(_cudnn_layers, backward=False))
+add("_cudnn_rnn_backward", partial(_cudnn_layers, backward=True))

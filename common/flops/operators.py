@@ -57,10 +57,12 @@ def _binary(per_complex: int) -> Callable[[Call], int]:
 
 
 def _scaled_product(call: Call) -> int:
-    """Count a product or quotient and a sum for each output, and a product with a factor; lists of
-    tensors may have a factor each."""
-    factor = call["scalars"] if call["value"] is None else call["value"]
-    return (2 if factor in (None, 1) else 3) * output(call)
+    """Count a product or quotient and a sum for each output.  A scale, `value`, is a product more
+    unless it is 1.
+
+    Operators on lists of tensors may have `scalars` instead, a scale for each tensor."""
+    scale = call["scalars"] if call["value"] is None else call["value"]
+    return (2 if scale in (None, 1) else 3) * output(call)
 
 
 add(
@@ -69,12 +71,13 @@ add(
     argument("self"),
 )
 add("_prelu_kernel_backward logsumexp", argument("self"), 2)
-add("var var_mean", argument("self"), 4)
+add("var var_mean", argument("self"), 4)  # a sum, a difference, its square, and their sum
 add("abs", _unary(4))  # two squares, their sum and a root for a complex number
 add("angle", _unary(1))
 add("sgn", _unary(6))  # z / |z|
-add("mul", _binary(6))
-add("div", _binary(11))
+add("mul", _binary(6))  # 4 products and 2 sums
+add("div", _binary(11))  # 6 as a product, 3 for |w|^2, 2 quotients
+# A factor `alpha` other than 1 is a product more.
 add("add sub rsub", lambda call: (1 if call["alpha"] in (None, 1) else 2) * output(call))
 add("addcmul addcdiv", _scaled_product)
 add(
@@ -105,7 +108,8 @@ add(
 
 
 def _per_sum(tensor: Any) -> int:
-    """Return the FLOPs of a sum of two numbers: 2 of complex, 1 of real, 0 of integer ones."""
+    """Return the FLOPs of a sum of two numbers of this tensor: 2 of complex numbers, 1 of real
+    ones, 0 of integers and in an empty tensor."""
     return elements(tensor) // max(size(tensor), 1)
 
 
@@ -141,7 +145,8 @@ def _embedding_bag(call: Call) -> int:
 def _embedding_bag_backward(call: Call) -> int:
     """Count the sum of each bag's gradient into the rows of the bag.
 
-    A mean has a division more for each number of a bag; weights of the rows are a product."""
+    A mean has a division more for each number of a bag.  A maximum counts 1 for each number of a
+    bag, which goes to one row.  Weights of the rows are a product more for each number."""
     bags = call["grad"]
     numbers = call["indices"].numel() * bags.shape[-1]
     weighted = 0 if call["per_sample_weights"] is None else numbers
@@ -154,7 +159,7 @@ def _embedding_bag_backward(call: Call) -> int:
 
 
 def _vectors(call: Call) -> int:
-    """Return how many vectors an operation along one dimension has."""
+    """Return how many vectors the tensor `self` has along the dimension `dim`; 1 for a scalar."""
     tensor = call["self"]
     return tensor.numel() // max(tensor.shape[call["dim"]], 1) if tensor.dim() else 1
 
@@ -174,7 +179,7 @@ def _normalised_backward(call: Call) -> int:
 
     They take for each number: 2 to normalise the input again; for the gradient of the input 3 for
     the sums of g and g x, 4 for itself, and 1 for g w with weights; 2 for the gradient of the
-    weights, 1 for that of the bias."""
+    weights, 1 for that of the bias, which a norm without weights has not."""
     weighted = call["weight"] is not None
     to_input, to_weight, to_bias = call["output_mask"] or (True, True, True)
     per_element = 0
@@ -213,6 +218,7 @@ add(
 )
 add("_embedding_bag _embedding_bag_forward_only", _embedding_bag)
 add("_embedding_bag_backward _embedding_bag_dense_backward", _embedding_bag_backward)
+# The gradient of each weight is a dot product of D numbers: D products, D - 1 sums.
 add(
     "_embedding_bag_per_sample_weights_backward",
     lambda call: call["indices"].numel() * (2 * call["grad"].shape[-1] - 1),
@@ -255,7 +261,9 @@ def _window(call: Call) -> int:
 
 def _in_windows(call: Call, pooled: Any) -> int:
     """Return how many numbers are in all windows of an adaptive pooling that gives a tensor like
-    `pooled`: window i of n begins at floor(i L / n) and ends at ceil((i + 1) L / n)."""
+    `pooled`: window i of n begins at floor(i L / n) and ends at ceil((i + 1) L / n).
+
+    A number that is in two windows counts twice."""
     shape = call["self"].shape
     dims = _dims(call)
     total = math.prod(shape[:-dims])
@@ -311,7 +319,7 @@ def _loss(per_element: int) -> Callable[[Call], int]:
 
 
 def _target_loss(call: Call) -> int:
-    """Count 1 for each target, and the reduction."""
+    """Count 1 for each target, and the reduction; 0 for an empty input."""
     targets = size(call["target"]) if elements(call["self"]) else 0
     return targets + _reduced(call, targets)
 
@@ -342,13 +350,16 @@ def _ctc_recursion(T: int, U: int) -> int:
 
 
 def _ctc(call: Call) -> int:
-    """Count alpha, and the sum of its last two states."""
+    """Count alpha of all utterances, and 5 for the sum of the last two states of each."""
     return sum(_ctc_recursion(T, U) + 5 for T, U in _ctc_lengths(call))
 
 
 def _ctc_gradient(call: Call) -> int:
-    """Count beta, 5 for each state, whose alpha + beta is added to that of its symbol, and 6 for
-    each symbol: two exponentials, their arguments, their difference, and the upstream gradient."""
+    """Count beta, and in each frame 5 for each state and 6 for each symbol.
+
+    A state takes a sum, alpha + beta, and 4 to add this to that of its symbol in the log domain.  A
+    symbol takes two exponentials, their arguments, their difference, and the product with the
+    upstream gradient."""
     V = call["log_probs"].shape[-1]
     lengths = _ctc_lengths(call)
     return sum(_ctc_recursion(T, U) + T * (5 * (2 * U + 1) + 6 * V) for T, U in lengths)
@@ -359,9 +370,10 @@ def _fourier(call: Call) -> int:
     each output that is normalised.
 
     It is the usual count of the radix-2 algorithm, which is taken for every n."""
-    source = call.out if "c2r" in call.name else call["self"]  # the real one, of a real transform
-    n = math.prod(source.shape[dim] for dim in call["dim"])
-    total = (5 if "c2c" in call.name else 2.5) * source.numel() * math.log2(max(n, 1))
+    # Of a real transform the real side: a complex one has but half of the values.
+    values = call.out if "c2r" in call.name else call["self"]
+    n = math.prod(values.shape[dim] for dim in call["dim"])
+    total = (5 if "c2c" in call.name else 2.5) * values.numel() * math.log2(max(n, 1))
     return round(total) + (output(call) if call["normalization"] else 0)
 
 

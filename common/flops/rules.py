@@ -57,6 +57,7 @@ class Call:
 #: Counts a call; an int is FLOPs.  None stands for a function that only calls operators of torch,
 #: which are counted.
 Rule = Callable[[Call], Count | int] | None
+#: The formulas of torch's own counter, by operator.
 try:
     from torch.utils.flop_counter import flop_registry as _FORMULAS
 except ImportError:  # before torch 2.1
@@ -126,7 +127,9 @@ def find(operator: Any) -> Rule:
 
 
 def is_composite(operator: Any) -> bool:
-    """Return whether torch defines the operator by others, which are counted instead of it."""
+    """Return whether torch defines the operator by others, which are counted instead of it.
+
+    Returns False for an operator that the dispatcher does not know, such as a higher-order one."""
     try:
         return torch._C._dispatch_has_kernel_for_dispatch_key(
             operator.name(), "CompositeImplicitAutograd"
@@ -161,12 +164,13 @@ def nothing(_: Call) -> int:
 
 
 def _tensors(values: Any) -> int:
-    """Return how many arguments or results of a schema are tensors, or lists of them."""
+    """Return how many of these arguments or results of a schema are tensors, or lists of them."""
     return sum("Tensor" in str(value.type) for value in values)
 
 
 def _aliases(values: Any) -> list[Any]:
-    """Return how arguments or results of a schema share memory, for those that do."""
+    """Return torch's alias_info of these arguments or results of a schema: how each shares memory
+    with an argument, for those that do."""
     return [value.alias_info for value in values if value.alias_info is not None]
 
 
@@ -223,7 +227,7 @@ def _of_lists(name: str) -> Rule:
         return None
 
     def of_lists(call: Call) -> Count | int:
-        if call.out is None:  # an operator in place returns nothing
+        if call.out is None:  # an operator in place returns nothing: its output is the list it took
             call.out = call["self"]
         return rule(call)
 

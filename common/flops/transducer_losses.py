@@ -22,11 +22,12 @@ Lengths = Sequence[tuple[int, int]]
 
 
 def _lengths(T_lengths: Any, U_lengths: Any) -> Lengths:
+    """Return T and U of each utterance, from a tensor of each."""
     return list(zip(T_lengths.tolist(), U_lengths.tolist()))
 
 
 def _arcs(T: int, U: int) -> int:
-    """Return the number of arcs between cells."""
+    """Return the number of arcs between cells.  The last blank is none of them."""
     return (T - 1) * (U + 1) + T * U
 
 
@@ -39,24 +40,27 @@ def _recursion(T: int, U: int) -> int:
 
 
 def _recursions(lengths: Lengths) -> int:
-    """Count forward and backward variables, and the last blank."""
+    """Count forward and backward variables of all utterances, and 1 for each last blank."""
     return sum(2 * _recursion(T, U) + 1 for T, U in lengths)
 
 
 def _log_probabilities(lengths: Lengths) -> int:
-    """Count the log-probabilities of a blank in each cell, and of a target in all but the last."""
+    """Count 1 for each log-probability.  A blank has one in each cell, a target in each cell but
+    the last of a frame."""
     return sum(T * (U + 1) + T * U for T, U in lengths)
 
 
 def _merged_gradient(lengths: Lengths, V: int) -> int:
-    """Count the gradient through the softmax: 2 for each cell, 3 (add, add, exp) for each logit, 3
-    for each arc, 2 for the last blank."""
+    """Count the gradients of the logits, which contain that of the softmax.  They take 2 for each
+    cell, 3 (add, add, exp) for each logit, 3 for each arc, 2 for the last blank."""
     return sum((2 + 3 * V) * T * (U + 1) + 3 * _arcs(T, U) + 2 for T, U in lengths)
 
 
 def _torchaudio(call: Call) -> int:
-    """Count a forward, which always computes the gradient; without fused_log_softmax it computes no
-    denominators."""
+    """Count a forward, which always computes the gradient.
+
+    With fused_log_softmax the denominators take 2 for each logit, also for those of padding.
+    Without it there are none, and the gradient takes 4 for each logit and 1 for each arc."""
     logits = call["logits"]
     V = logits.shape[-1]
     lengths = _lengths(call["logit_lengths"], call["target_lengths"])
@@ -70,7 +74,8 @@ def _torchaudio(call: Call) -> int:
 def _optimized_transducer(call: Call) -> int:
     """Count all but the denominators, which torch's logsumexp computes.
 
-    With one symbol a frame, the lattice has T - U frames."""
+    With one symbol a frame, the lattice has T - U frames.  The gradient of given log-probabilities
+    takes 1 for each cell, 1 for each logit, 3 for each arc, and 2 for the last blank."""
     V = call["logits"].shape[-1]
     from_log_probs = call["from_log_softmax"]
     lengths = _lengths(call["logit_lengths"], call["target_lengths"])
@@ -92,7 +97,8 @@ def _mutual_information(call: Call) -> int:
     px (N, U, T+1) and py (N, U+1, T) are log-probabilities of targets and blanks; px is (N, U, T)
     where a target takes a frame, too.  A cell that two arcs reach takes 6, see `_recursion`. Its
     derivative takes 7: add, subtract and exp for the share of one arc, subtract for that of the
-    other, two products with the gradient, and a sum of gradients (mutual_information_cpu.cu)."""
+    other, two products with the gradient, and a sum of gradients (mutual_information_cpu.cu).  A
+    cell on an edge, which one arc reaches, takes 1, and its derivative 1."""
     px, py = call["px"], call["py"]
     N, U, _ = px.shape
     T = py.shape[2]
@@ -110,7 +116,8 @@ def _mutual_information(call: Call) -> int:
 
 
 def _fused(call: Call) -> Any:
-    """Return a fused_transducer.call.Call, from its tensors and the numbers of its options."""
+    """Return a fused_transducer.call.Call, that package's own form of its operators' arguments: the
+    tensors, and the numbers of its options."""
     package = sys.modules["fused_transducer.call"]
     return package.Call.of([call[name] for name in package.TENSORS], call["options"])
 
@@ -119,7 +126,7 @@ class _Size(NamedTuple):
     """The size of the lattice of one row of a fused call, within its window if it has one."""
 
     cells: int
-    arcs: int  # between cells, with the arcs of the topology "regular"
+    arcs: int  # between cells, as the topology "regular" has them
     targets: int  # cells that a target leaves
 
 
@@ -128,7 +135,8 @@ def _sizes(fused: Any) -> list[_Size]:
     if fused.window is None:
         lengths = _lengths(fused.frames, fused.U_lengths)
         return [_Size(T * (U + 1), _arcs(T, U), T * U) for T, U in lengths]
-    begin, end = fused.band.unbind(-1)  # the first and last frame of each state
+    begin, end = fused.band.unbind(-1)  # the first and last frame of each state, 0 to U
+    # A target leads to the next state in the same frame, which the windows of both must have.
     targets = (end[:, :-1] - begin[:, 1:] + 1).clamp(min=0).sum(1)
     arcs = (end - begin).clamp(min=0).sum(1) + targets
     return list(map(_Size, fused.cells().tolist(), arcs.tolist(), targets.tolist()))
@@ -151,9 +159,9 @@ def _fused_arcs(fused: Any, sizes: Sequence[_Size], per_arc: int) -> int:
 def _fused_losses(call: Call) -> Count:
     """Count joiner and loss in one kernel.  The C++ code computes fewer cells of peaky logits.
 
-    A cell takes 2 H for the sum and the activation, 2 V for the denominator, and 1 for each
-    log-probability.  An arc takes a sum, and 4 for that in the log domain; 2 more for the
-    gradient."""
+    Beside the products a cell takes 2 H for the sum and the activation, 2 V for the denominator,
+    and 1 for each log-probability.  An arc takes a sum, and 4 for that in the log domain; 2 more
+    for the gradient."""
     fused = _fused(call)
     sizes = _sizes(fused)
     cells = sum(size.cells for size in sizes)
@@ -176,10 +184,12 @@ def _fused_gradients(call: Call) -> Count:
     if fused.topology == "multi-blank":
         blanks += len(fused.durations)
     posterior = call["arcs"][: blanks + 1].sum(0)  # of all blanks and the target
-    cells = int((~(posterior < fused.negligible) & (posterior != 0)).sum())
+    is_negligible = (posterior < fused.negligible) | (posterior == 0)  # NaN is not
+    cells = int((~is_negligible).sum())
     wants_encoder, wants_decoder, wants_weight, wants_bias = call["wanted"]
     wants_outputs = wants_encoder or wants_decoder
-    products_of_cell = sum([len(call["kept"]) == 0, wants_weight, wants_outputs])
+    lacks_logits = len(call["kept"]) == 0
+    products_of_cell = sum([lacks_logits, wants_weight, wants_outputs])
     others = 2 * H + 4 * V
     if wants_bias:
         others += V

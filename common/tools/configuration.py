@@ -47,6 +47,8 @@ def parsed(text: str, where: str) -> Any:
         ) from error
 
     class Plain(yaml.SafeLoader):
+        """Makes plain data alone, and refuses repeated keys, long numbers, infinity and NaN."""
+
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             keys = [key.value for key, _ in node.value]
             for index, key in enumerate(keys):

@@ -134,9 +134,12 @@ def answers(
 ) -> Iterator[Kind | Answer]:
     """Yield an answer for each group of equal runs of a tool that are stored in or below `paths`.
 
-    The newest run that measured something is answered, or the newest where none did.  A run that
-    cannot be read gives an Answer with the status "error".  Warn of a newest run that began in the
-    future, and of runs under a path that a newer one under another path hides."""
+    The newest run that measured something is answered, or the newest where none did.  The answer
+    gets a line on the newer runs, which were stopped before they measured anything.  A run that
+    cannot be read gives an Answer with the status "error".
+
+    Warn where the newest run of a group began in the future.  If there are several paths, warn also
+    of the older runs of a group, which are not shown, under each path that has some."""
     for runs in _equal_runs(paths, tool):
         newest_first = sorted(runs, reverse=True)
         newest = newest_first[0]
@@ -212,6 +215,7 @@ def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> parts.S
         ]
 
     def rows(paths: Sequence[Path]) -> list[parts.Values]:
+        """Return the rows of all answers; of one that has only failures a row with these."""
         result = []
         for shown in answers(paths, tool, answer):
             lines = shown.rows

@@ -75,6 +75,7 @@ def loss_here(name: str, flag: str) -> Implementation:
     row = find(name)
     if not row.condition and (row.environment == "main" or not interpreters.lacks(row.package)):
         return row
+    # Losses that run under more than one torch.
     others = (other for other in IMPLEMENTATIONS if OTHER_TORCH in other.controls)
     advice = next((other.name for other in others if other.kind == row.kind), "fused")
     raise UserError(

@@ -93,7 +93,8 @@ def sendable(text: str) -> str:
 
 
 def records(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a run as they may be sent.  Raises UserError."""
+    """Yield the records of a run as they may be sent, without those of the trace pass.  Raises
+    UserError."""
     header, lines = store.read_run(folder)
     for line in lines:
         record = kept(schema.as_written(line), "")
@@ -113,7 +114,7 @@ def shape_file(path: Any) -> str:
 
 def flags_of(command: Any) -> list[str]:
     """Return the words of a command line that say what it measured: its script, and flags with
-    values that are sendable.
+    their values, "..." for a value that is not sendable.
 
     command: the command line in a record, of any type there."""
     if not isinstance(command, list) or not command:
@@ -128,7 +129,7 @@ def flags_of(command: Any) -> list[str]:
     if result[1:] == ["sweep"]:  # what is swept is given without dashes: vocab-size=500,4096
         axes = (word for word in arguments[1:] if f"--{word.partition('=')[0]}" in flags)
         result += map(sendable, axes)
-    for word, following in zip(arguments, [*arguments[1:], "--"]):
+    for word, following in zip(arguments, [*arguments[1:], "--"]):  # no value follows the last
         flag, equals, value = word.partition("=")
         if flag not in flags:
             continue
@@ -151,9 +152,10 @@ def damage(folder: Path) -> Iterator[str]:
 
 
 def rows_to_send(rows: Sequence[Row]) -> dict[str, Row]:
-    """Return {"001-fused": its row} of the rows to send, by the name of their folder in results/:
-    those of the suite's own losses, whose records can be read.  A file of records that is a link, or
-    in a folder that is one, is not sent."""
+    """Return the rows to send, {"001-fused": its row}, by the name of their folder in results/.
+
+    A row is sent if its loss is of the suite and its records can be read.  A file of records that
+    is a link, or in a folder that is one, is not sent."""
     losses = {row.name for row in implementations.with_variants()}
     result: dict[str, Row] = {}
     for row in rows:
@@ -188,8 +190,8 @@ def rows_of(folder: Path) -> list[Row]:
 def problems(folder: Path, sources: Mapping[str, Row] | None = None) -> Iterator[str]:
     """Yield a line for each reason why a folder of results is incomplete or inconsistent.
 
-    sources: the rows from which its runs were made, by the names of their folders there; lines name
-    the folders of these rows."""
+    sources: the rows of the log folder of which it was made, by the names of their runs' folders in
+    `folder`.  Lines then name the folders of the log folder."""
     try:
         rows = rows_of(folder)
     except UserError as error:

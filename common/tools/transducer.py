@@ -155,6 +155,7 @@ class Criterion(nn.Module):
             encoder_out: torch.Tensor,
             decoder_out: torch.Tensor,
         ) -> torch.Tensor:
+            """Return what a method of the layout makes of the joiner and these outputs."""
             inputs = replace(batch, encoder_out=encoder_out, decoder_out=decoder_out)
             return method(self.joiner.layers, inputs, prepared)
 

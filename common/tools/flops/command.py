@@ -175,8 +175,9 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     def answer(run: kept.Kept) -> kept.Answer:
         """Return the answer; print what is not counted where the format has no room for it."""
         result = show.answer(run)
-        for line in () if is_table else result.lines:
-            print(f"warning: {line}", file=sys.stderr)
+        if not is_table:
+            for line in result.lines:
+                print(f"warning: {line}", file=sys.stderr)
         return result
 
     # "package.module:name" and "hf:owner/name" name a folder as "package.module-name" and "name".

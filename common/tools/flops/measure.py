@@ -94,7 +94,8 @@ def _of_audio(folder: Path, sample_rate: int) -> list[int]:
 
 
 def _of_text(file: Path) -> list[int]:
-    """Return the number on each line of a text file; "#" begins a comment."""
+    """Return the number that begins each line of a text file.  What follows a number is left out,
+    and "#" begins a comment."""
     samples = []
     for number, line in enumerate(files.read_text(file).splitlines(), 1):
         for word in line.partition("#")[0].split()[:1]:
@@ -110,7 +111,7 @@ def run(job: JobSpec) -> Iterator[Measured]:
     """Yield the record of a count.  Raises UserError.
 
     The request has `flags`, those of the command, and `current`, the folder that paths in them are
-    relative to."""
+    relative to.  This process changes to that folder."""
     flags = job.request["flags"]
     os.chdir(job.request["current"])
     with warnings.catch_warnings():
@@ -121,7 +122,7 @@ def run(job: JobSpec) -> Iterator[Measured]:
             _bucket(counter, model, name, utterances, flags)
             for name, utterances in _utterances(flags).items()
         ]
-    spoken = [bucket for bucket in buckets if bucket.name]
+    spoken = [bucket for bucket in buckets if bucket.name]  # "" is for inputs that are no audio
     yield Measured(value={"buckets": spoken, **counter.document()})
 
 
@@ -164,8 +165,9 @@ def _bucket(
     utterances: Sequence[int],
     flags: Mapping[str, Any],
 ) -> Bucket:
-    """Count the model on each utterance of a bucket, a batch of equal ones; return the bucket with
-    its counts."""
+    """Count the model once for each utterance of a bucket, on a batch of --batch-size copies of it.
+
+    Returns the bucket with its counts, in which each copy is an utterance with an equal share."""
     batch = flags["batch_size"]
     flops_before = counter.total().flops
     bucket = Bucket(name=name, samples=[], macs=[], flops=0)
@@ -234,7 +236,8 @@ def _called(
 
 
 def _run_backward(outputs: Any) -> None:
-    """Run the backward from gradients of ones for every output that has a gradient."""
+    """Run the backward from gradients of ones for every output that needs a gradient.  Raises
+    UserError where none does."""
     leaves, _ = torch.utils._pytree.tree_flatten(outputs)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     if not tensors:

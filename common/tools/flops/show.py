@@ -17,6 +17,7 @@ from rnnt_bench.present.parts import Cell, Table, tabulated
 from rnnt_bench.tools import kept
 
 TOOL, TITLE = "flops", "Operations of a model"
+#: The name of a run's only job.
 JOB = "count"
 BREAKDOWNS = ("module", "class", "operator")
 
@@ -150,7 +151,8 @@ def parts_of(counted: Counted, by: str = "module", depth: int | None = None) -> 
 
     By module: a module counts what the modules in it do, too.  Modules come in the order of the
     model, at most `depth` names deep.  A row for each place outside of the model, as "(loss)",
-    follows.  By class or operator: each operation counts once, and the largest row is first."""
+    follows.  By class or operator: each operation counts once, and the largest row is first.  The
+    calls of the total are those of all operators."""
     kinds = {module.path: module.kind for module in counted.modules}
     parts: dict[str, Part] = {}
     calls: Counter[str] = Counter()
@@ -168,6 +170,7 @@ def parts_of(counted: Counted, by: str = "module", depth: int | None = None) -> 
     entries: list[Module | Operator] = [*counted.modules, *counted.counts]
     for entry in entries:
         total.add(entry)
+        # The names of the rows to which the entry is added.
         if by == "class":
             names = [kinds.get(entry.path, entry.path)]
         elif by == "operator":
@@ -251,7 +254,7 @@ def parts_table(parts: Sequence[Part], by: str) -> Table:
 
 
 def bucket_rows(buckets: Sequence[Bucket], sample_rate: int) -> list[BucketRow]:
-    """Return a row for each bucket, and of several one for all utterances."""
+    """Return a row for each bucket, and if there are several, one for all utterances."""
     rows = [bucket.row(sample_rate) for bucket in buckets]
     if len(buckets) > 1:
         every = Bucket(

@@ -203,7 +203,7 @@ def chosen(arguments: argparse.Namespace) -> Choice:
     return Choice(
         sizes=read_sizes(config, changes, "--size"),
         loss=arguments.loss,
-        model=configuration.python_name(arguments.model, Path()) if arguments.model else "",
+        model=configuration.python_name(arguments.model, config=Path()) if arguments.model else "",
         config=ICEFALL if config == ICEFALL else "",
         arguments=values,
         labels=text.gathered(arguments.label),

@@ -37,7 +37,8 @@ OpenSpan = Callable[[Place, bool], AbstractContextManager]
 
 
 class Call:
-    """Hold one call of a labelled module.
+    """Hold one call of a labelled module.  It is made of the family of the call around it, `above`,
+    which is empty if no labelled call is around it.
 
     Attributes:
         path: of the module
@@ -61,7 +62,8 @@ class Running(NamedTuple):
 class Labels:
     """Open a span for each forward and backward of a labelled module, while the context lasts.
 
-    labels: by the path of a module; where: after an exception, the label that raised it."""
+    labels: by the path of a module; where: after an exception, the label in which it was raised, in
+    words."""
 
     def __init__(self, model: torch.nn.Module, labels: Mapping[str, str], open_span: OpenSpan):
         self._modules = {module: path for path, module in model.named_modules() if path in labels}
@@ -81,6 +83,8 @@ class Labels:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        """End all spans, and remove the hooks.  After an exception, set `where` to the innermost
+        call that ran."""
         for phase, stack in self._stacks.items():
             if error[0] and stack:
                 call = stack[-1].call
@@ -90,28 +94,32 @@ class Labels:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Label a part of the step that is no module and comes after the backward."""
+        """Label a part of the step that is no module and comes after the backward; set `where`."""
         self.where = f"{name}, {UPDATE}"
         with self._open_span(Place((name,), UPDATE), False):
             yield
 
     def end_backward(self) -> None:
-        """End the calls whose inputs need no gradient."""
+        """End the backwards that still run: those of calls whose inputs need no gradient."""
         self._pop(self._stacks[BACKWARD], 0)
 
     def _before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """Begin the forward of a call; return its arguments, which will tell the backward's end."""
+        """Begin the forward of a call; return its arguments, which will tell the backward's end.
+
+        A forward that a checkpoint computes again gets its arguments as they are."""
         path = self._modules[module]
         phase = _phase()
         stack = self._stacks[phase]
         call = Call(path, self._labels[path], stack[-1].call.family if stack else ())
         if phase == FORWARD:
             args, kwargs = _marked((args, kwargs), lambda: self._end(call))
-        self._push(phase, call, again=phase == BACKWARD)
+        self._push(phase, call, is_recomputed=phase == BACKWARD)
         return args, kwargs
 
     def _after(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """End the forward of a call; return its output, which will tell the backward's begin."""
+        """End the forward of a call; return its output, which will tell the backward's begin.
+
+        A forward that a checkpoint computes again returns its output as it is."""
         phase = _phase()
         stack = self._stacks[phase]
         while stack[-1].call.path != self._modules[module]:  # an exception left these
@@ -123,13 +131,13 @@ class Labels:
     def _begin(self, call: Call) -> None:
         """Begin the backward of a call and of the calls around it; end all others that run."""
         stack = self._stacks[BACKWARD]
-        shared = 0
+        shared_count = 0  # of the family, how many run already
         for running, member in zip(stack, call.family):
             if running.call is not member:
                 break
-            shared += 1
-        self._pop(stack, shared)
-        for member in call.family[shared:]:
+            shared_count += 1
+        self._pop(stack, shared_count)
+        for member in call.family[shared_count:]:
             self._push(BACKWARD, member)
 
     def _end(self, call: Call) -> None:
@@ -139,9 +147,9 @@ class Labels:
         if call in calls:
             self._pop(stack, calls.index(call))
 
-    def _push(self, phase: str, call: Call, again: bool = False) -> None:
+    def _push(self, phase: str, call: Call, is_recomputed: bool = False) -> None:
         """Enter the span of a call in a phase."""
-        context = self._open_span(Place(call.chain, phase), again)
+        context = self._open_span(Place(call.chain, phase), is_recomputed)
         context.__enter__()
         self._stacks[phase].append(Running(call, context))
 
@@ -153,6 +161,7 @@ class Labels:
 
 def _phase() -> str:
     """Return the phase that runs now; a checkpoint computes a forward again in the backward."""
+    # -1 stands for no backward in this thread.
     return FORWARD if torch._C._current_graph_task_id() == -1 else BACKWARD
 
 
@@ -162,7 +171,7 @@ class _Mark(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tell: Callable[[], None], *tensors: torch.Tensor) -> Any:
         ctx.tell = tell
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # a gradient that is None passes unchanged, too
         return tensors
 
     @staticmethod
@@ -230,6 +239,7 @@ def by_patterns(model: torch.nn.Module, patterns: Mapping[str, Sequence[str]]) -
         for pattern in of_label:
             matches = [path for path in paths if _matches(path.split("."), pattern.split("."))]
             if not matches:
+                # With as many names as the pattern, or fewer.
                 near = [_starred(path) for path in paths if path.count(".") <= pattern.count(".")]
                 choices = list(dict.fromkeys(near))[:MOST_CHOICES]
                 raise UserError(
@@ -246,8 +256,9 @@ def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
 
 
 def by_depth(model: torch.nn.Module, depth: int) -> dict[str, str]:
-    """Return a label for each module whose path has at most `depth` names, by path; the modules of
-    a list share one, "layers.*"."""
+    """Return a label for each module whose path has at most `depth` names, by path.
+
+    The modules of a list share a label, "layers.*"; the list itself gets none."""
     lists = (torch.nn.ModuleList, torch.nn.ModuleDict)
     return {
         path: _starred(path)

@@ -55,14 +55,14 @@ PARTS = {
 }
 
 
-def unseen(place: labels.Place, again: bool) -> AbstractContextManager[None]:
-    """Open a span that records nothing."""
+def unseen(place: labels.Place, is_recomputed: bool) -> AbstractContextManager[None]:
+    """Open a span that records nothing, whatever its place."""
     return nullcontext()
 
 
 def run(job: JobSpec) -> Iterator[Any]:
-    """Yield the records of a batch size: the environment, then what is measured.  Raises UserError,
-    OutOfMemory and WrongResult."""
+    """Yield the records of a batch size: the environment, then what is measured.  Make a folder for
+    the traces of memory.  Raises UserError, OutOfMemory and WrongResult."""
     settings = job.settings
     folder = Path(job.folder) / job.job.replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ class Profiling:
 
     def _inputs(self) -> list[Inputs]:
         """Return the batches to measure, without utterances that are too short for the model or the
-        loss."""
+        loss.  Raises UserError where none is long enough, or one has more than --max-frames."""
         path = Path(self.settings.shape_file)
         utterances = shapes.load(path)
         factor = shapes.subsampling(path) or transducer.SUBSAMPLING
@@ -199,7 +199,9 @@ class Profiling:
             model = transducer.Imported(model, criterion)
         else:
             model = transducer.made(choice.sizes, criterion, choice.config)
-        for module in model.modules() if not choice.dropout else ():
+        if choice.dropout:
+            return model
+        for module in model.modules():
             if isinstance(module, torch.nn.modules.dropout._DropoutNd):
                 module.p = 0.0
             elif isinstance(module, torch.nn.MultiheadAttention):
@@ -227,8 +229,8 @@ class Profiling:
         return result
 
     def _default_patterns(self) -> dict[str, list[str]]:
-        """Return the pattern of each label of the Conformer transducer, as icefall's profile labels
-        its parts."""
+        """Return the patterns of paths by label, for the Conformer transducer.  The labels are
+        those of icefall's profile."""
         layer = LAYERS[self.choice.config]
         patterns = {
             "rnnt_encoder": ["encoder"],
@@ -245,7 +247,7 @@ class Profiling:
         return self.model.get_submodule("model") if self.choice.model else self.model
 
     def parts(self) -> dict[str, torch.nn.Module]:
-        """Return "model" and its parts by name, whose parameters are counted."""
+        """Return the modules whose parameters are counted, by name: "model" and its parts."""
         model: Any = self.model
         if self.choice.model:
             return {"model": model, **dict(model.model.named_children())}
@@ -266,9 +268,10 @@ class Profiling:
 
     def step(self, arguments: tuple[Any, ...], open_span: labels.OpenSpan | None = unseen) -> None:
         """Run forward, backward and the optimizer's step; keep the loss in `self.loss`, and the
-        gradients.
+        gradients in the parameters.
 
-        open_span: None for a step without labels.  Raises UserError and OutOfMemory."""
+        open_span: opens the span of each label; None for a step without labels.  By default the
+        labels are there, but nothing is recorded.  Raises UserError and OutOfMemory."""
         label_of = self.labels if open_span else {}
         hooks = labels.Labels(self.model, label_of, open_span or unseen)
         try:
@@ -287,7 +290,9 @@ class Profiling:
             raise self._explained(error, hooks.where) from error
 
     def _explained(self, error: Exception, where: str) -> Exception:
-        """Return the exception that tells a user why a step failed.  where: the label that failed."""
+        """Return the exception that tells a user why a step failed with `error`.
+
+        where: the label in which it failed, or that it failed outside of every label."""
         line = text.first_line(error)
         if memory.is_out_of_memory(error):
             return OutOfMemory(f"out of memory in {where}: take a smaller batch ({line})")
@@ -302,7 +307,7 @@ class Profiling:
         return UserError(f"the step fails in {where}: {type(error).__name__}: {line}")
 
     def timed(self, run: Callable[[], None]) -> Times:
-        """Run a step; return its times, and drop its gradients."""
+        """Call `run`, which runs a step; return the times of the call.  Drop the gradients then."""
         self.clock.synchronize()
         host_begin = time.perf_counter_ns()
         begin = self.clock.mark()
@@ -316,11 +321,11 @@ class Profiling:
     def measure(self, folder: Path) -> rows.Measured:
         """Count, warm up, time and trace steps; return what they measured.
 
-        folder: for the trace.  Raises WrongResult where the loss is not finite."""
-        batches = len(self.inputs)
+        folder: for the traces.  Raises WrongResult where a loss is not finite."""
+        batch_count = len(self.inputs)
         counter = FlopCounter(self.model)
         counts = labels.Spans(counter.total)
-        for number in range(batches):
+        for number in range(batch_count):
             with counter:
                 self.timed(partial(self.step, self.arguments(number), counts))
             if not self.loss.isfinite():
@@ -333,16 +338,16 @@ class Profiling:
         steps = self.time_steps()
         for span in steps.spans:
             for reading in counts.calls.get(labels.Place(tuple(span.chain), span.phase), ()):
-                span.macs += (reading.end.macs - reading.begin.macs) / batches
-                span.flops += (reading.end.flops - reading.begin.flops) / batches
+                span.macs += (reading.end.macs - reading.begin.macs) / batch_count
+                span.flops += (reading.end.flops - reading.begin.flops) / batch_count
         return rows.Measured(
             parameters={
                 name: sum(parameter.numel() for parameter in module.parameters())
                 for name, module in self.parts().items()
             },
             batches=[inputs.description for inputs in self.inputs],
-            macs=total.macs / batches,
-            flops=total.flops / batches,
+            macs=total.macs / batch_count,
+            flops=total.flops / batch_count,
             not_counted=counter.not_counted(),
             memory=self.trace_memory(folder),
             spans=steps.spans,
@@ -354,14 +359,15 @@ class Profiling:
         )
 
     def time_steps(self) -> Steps:
-        """Time steps without and with labels in turn."""
+        """Time each step twice, without and with labels.  Which comes first alternates."""
         load = machine.ForeignLoad()
         spans: dict[labels.Place, rows.Span] = {}
         bare: list[Times] = []
         labelled: list[Times] = []
         for number in range(self.choice.steps):
             step_spans = labels.Spans(self._read)
-            for spans_or_none in (None, step_spans) if number % 2 else (step_spans, None):
+            order = (None, step_spans) if number % 2 else (step_spans, None)
+            for spans_or_none in order:
                 times = self.timed(partial(self.step, self.arguments(number), spans_or_none))
                 (labelled if spans_or_none else bare).append(times)
             for place, readings in step_spans.calls.items():
@@ -380,7 +386,7 @@ class Profiling:
         return Marks(time.perf_counter_ns(), self.clock.mark() if self.clock.cuda else None)
 
     def _summed(self, readings: Sequence[labels.Reading]) -> Times:
-        """Return the times between the marks of all calls of a span in a step."""
+        """Return the summed times between the marks at both ends of these readings."""
         host_ns = sum(end.host - begin.host for _, begin, end in readings)
         device_ns = None
         if self.clock.cuda:
@@ -390,7 +396,7 @@ class Profiling:
         return Times(host_ns, device_ns)
 
     def trace_memory(self, folder: Path) -> list[rows.Memory]:
-        """Trace steps; return the memory of each label and phase.
+        """Trace steps; return the memory of each label in each phase, and of the step.
 
         The traces go to `folder`, in place of earlier ones."""
         reader.remove(folder)
@@ -398,7 +404,8 @@ class Profiling:
         schedule = {"wait": 0, "warmup": 1, "active": active, "repeat": 1}
         settings = replace(self.settings, schedule=schedule, record_shapes=False, with_stack=False)
 
-        def open_span(place: labels.Place, again: bool) -> AbstractContextManager:
+        def open_span(place: labels.Place, is_recomputed: bool) -> AbstractContextManager:
+            """Name the span in the trace; a recomputed forward is named as a backward."""
             return torch.profiler.record_function(rows.named(place.chain[-1], place.phase))
 
         steps = []

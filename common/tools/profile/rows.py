@@ -40,7 +40,8 @@ class Choice(Struct, kw_only=True, frozen=True):
         config: "icefall", or "" for torchaudio's Conformer
         arguments: of the model's constructor
         labels: patterns by label; {} for the default
-        depth: names in the paths of the modules that get a label, in place of `labels`
+        depth: the most names in the path of a module that gets a label, in place of `labels`; None
+            where those hold
     """
 
     sizes: Sizes = Sizes()
@@ -94,8 +95,10 @@ class Taken(Struct, kw_only=True):
 
 
 class Span(Taken, kw_only=True):
-    """Hold a label in a phase, with all that lies in it.  chain: the labels around it and its own,
-    outermost first; calls: in all steps."""
+    """Hold a label in a phase, with all that lies in it.
+
+    chain: the labels around it and its own, outermost first; calls: in all steps, without forwards
+    that a checkpoint computes again."""
 
     chain: list[str]
     phase: str
@@ -123,7 +126,7 @@ class Measured(Taken, kw_only=True):
 
     Attributes:
         parameters: numbers of parameters of the "model" and of its parts
-        bare_ns: times of the steps without labels
+        bare_ns: times of the steps without labels, on the host
         foreign_cpu, flags: the load of other programs beside the steps
         not_counted: operators without a rule
     """
@@ -209,7 +212,7 @@ NUMBERS = (
 
 
 def amounts_of(taken: Taken, on_cuda: bool) -> Amounts:
-    """Return the means of all steps."""
+    """Return the mean times of all steps, and the operations of a step."""
     host_ms = fmean(taken.host_ns) / 1e6
     device_ms = fmean([ns or 0.0 for ns in taken.device_ns]) / 1e6
     return Amounts(
@@ -218,17 +221,18 @@ def amounts_of(taken: Taken, on_cuda: bool) -> Amounts:
 
 
 def parts_of(measured: Measured) -> list[Part]:
-    """Return the rows: the labels as they begin, each backward after its forward; then `other`, and
-    the step."""
+    """Return the rows: the labels in the order in which they begin, each backward after its
+    forward; then `other`, and last the step."""
     on_cuda = None not in measured.device_ns
     steps = len(measured.host_ns)
     step = Part(name=STEP, label=STEP, calls=steps)
     other = Part(name=OTHER, label=OTHER, calls=steps)
-    for part in (step, other):
+    for part in (step, other):  # the outermost labels are subtracted from `other` below
         part.add(amounts_of(measured, on_cuda))
     by_label: dict[str, dict[str, Part]] = {}
 
     def part_of(chain: list[str], phase: str) -> Part:
+        """Return the row of the last label of a chain in a phase; make it where there is none."""
         label = chain[-1]
         new = Part(name=named(label, phase), label=label, phase=phase, depth=len(chain) - 1)
         return by_label.setdefault(label, {}).setdefault(phase, new)
@@ -263,7 +267,7 @@ def parts_of(measured: Measured) -> list[Part]:
 
 
 def size_of(batches: list[Batch]) -> str:
-    """Return the size of the batches in words: in detail if there is one."""
+    """Return the size of the batches in words: all numbers of a single one, else a range."""
     if len(batches) == 1:
         (batch,) = batches
         lengths = f"{batch.frames} frames (longest {batch.frames_max}), {batch.tokens} tokens"
@@ -273,7 +277,8 @@ def size_of(batches: list[Batch]) -> str:
 
 
 def cost_of_labels(measured: Measured) -> str:
-    """Return how long a step takes without labels, and how much longer with them, in words."""
+    """Return how long a step takes without labels, and how much longer with them, in words: medians
+    of the times on the host."""
     bare_ms = median(measured.bare_ns) / 1e6
     differences = [labelled - bare for labelled, bare in zip(measured.host_ns, measured.bare_ns)]
     hooks_ms = median(differences) / 1e6
@@ -310,7 +315,9 @@ def lines(choice: Choice, measured: Measured, parts: list[Part]) -> list[str]:
 
 
 def verdict(parts: list[Part], is_busy: bool) -> str:
-    """Return what share of a step the transducer's own parts take, and the largest other label."""
+    """Return in words what share of a step the transducer's own parts take, and which other label
+    takes the largest.  Only labels that lie in no other are taken."""
+    # `other` and the step have no phase.
     outer = text.gathered((part.label, part.ms) for part in parts if part.depth == 0 and part.phase)
     shares = {label: sum(times) / parts[-1].ms for label, times in outer.items()}
     names = []
@@ -379,7 +386,7 @@ def figure(size: str, parts: list[Part]) -> Figure:
         data.append(bars(phase or OTHER, times, names, {"color": color}, hover, orientation="h"))
     largest = sorted(rows, key=lambda part: -part.own_ms)[:LONGEST_BARS]
     summary = ", ".join(f"{part.name} {text.number(part.own_ms)} ms" for part in largest)
-    height = 24 * len(labels) + 90
+    height = 24 * len(labels) + 90  # pixels of the bars, and of the axis and the legend
     downwards = {"categoryorder": "array", "categoryarray": labels[::-1]}
     return Figure(
         f"profile-time-{size.replace(' ', '-')}",
@@ -387,7 +394,7 @@ def figure(size: str, parts: list[Part]) -> Figure:
         "Milliseconds of a label in a mean step, without those of the labels that lie in it; all add up to the step.",
         f"Time of the step: {summary}",
         data,
-        layout(height, 150, xaxis=axis("own ms"), yaxis=downwards, barmode="stack"),
+        layout(height, legend=150, xaxis=axis("own ms"), yaxis=downwards, barmode="stack"),
     )
 
 
