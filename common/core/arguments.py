@@ -34,6 +34,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--help-all", action=_HelpAll, nargs=0, help=help_text)
 
     def print_help(self, file: Any = None) -> None:
+        """Print the short help of a parser with examples, else argparse's."""
         text = self.format_short_help() if self.examples else self.format_help()
         self._print_message(text, file or sys.stdout)
 
@@ -87,6 +88,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(errors.EXIT_USAGE, f"{self.prog}: error: {message} (--help tells more)\n")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Exit as argparse does, after what is in stdout's buffer is written or dropped."""
         super().exit(errors.flushed(status), message)
 
     def _print_message(self, message: str, file: Any = None) -> None:

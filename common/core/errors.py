@@ -167,6 +167,7 @@ def _interruptions() -> Iterator[list[int]]:
     raised: list[int] = []
 
     def interrupt(number: int, _: Any) -> None:
+        """Handle a signal.  Python also gives the frame that it interrupts, which is not used."""
         if not raised:
             raised.append(number)
             raise KeyboardInterrupt

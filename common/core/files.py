@@ -38,7 +38,7 @@ _USER_CACHE = (
 )
 #: Folder of compiled losses.
 CACHE = _USER_CACHE / "losses"
-#: Folder of compiled kernels.
+#: Folder of the suite's own compiled kernels and C libraries, and of scripts that it writes.
 BUILD = _USER_CACHE if INSTALLED else ROOT / ".build"
 #: Folder of results without --log-dir.  An installed suite writes nothing beside its own code.
 LOG = Path("log") if INSTALLED else ROOT / "log"
@@ -169,7 +169,7 @@ def cannot_write(path: Path, error: OSError, advice: str) -> str:
 def refusal(path: Path) -> str:
     """Return why the code in a file or folder must not be run; "" where it may be run.
 
-    It must not where another user than root owns it or can write to it.  Raises OSError."""
+    It may be run if this user or root owns it, and nobody else can write to it.  Raises OSError."""
     status = path.stat()
     if status.st_uid not in (os.getuid(), 0):
         return f"{path} belongs to another user (number {status.st_uid})"

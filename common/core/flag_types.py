@@ -204,8 +204,9 @@ def names(text: str) -> tuple[str, ...]:
 def some_of(
     choices: Sequence[str], everything: Sequence[str] | None = None
 ) -> Callable[[str], tuple[str, ...]]:
-    """Return a parser of a comma-separated list of some of `choices`, which it returns in their
-    order.
+    """Return a parser of a comma-separated list of some of `choices`.
+
+    The parser returns them in the order of `choices`, each once.
 
     everything: what the texts "all" and "both" stand for; None for `choices`."""
 

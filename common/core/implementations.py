@@ -346,7 +346,9 @@ class Attributes:
     python_loops: Sequence[str] = ()
 
     def of_variant(self, variant: str) -> Attributes:
-        """Return the attributes of a variant; for "" those of the script itself."""
+        """Return the attributes of a variant; for "" those of the script itself.
+
+        What a variant sets beside these attributes is left out."""
         changed = self.variants.get(variant, {})
         return replace(self, **{key: value for key, value in changed.items() if key in vars(self)})
 

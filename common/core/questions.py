@@ -141,8 +141,8 @@ IN_FLIGHT = Question(
     in_flight=True,
     garbage=GARBAGE,
 )
-#: A timed process asks one of these at the measured size.  With large logits exp() overflows unless
-#: the largest is subtracted first.
+#: A timed process asks one of these at the measured size.  Two of them have an `offset`.  With it
+#: exp() of the logits is infinite, or 0, unless the largest logit is subtracted first.
 HARD = (
     IN_FLIGHT.but(name="in-flight", offset=SHARP),
     IN_FLIGHT.but(

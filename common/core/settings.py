@@ -67,8 +67,8 @@ class Setting:
         heading: its part of a table's heading; None for no part.
         default_is_usual: whether headings leave out the default.  Then a record without this
             setting, which is older than the setting, also counts as having the default.
-        only: (key, values): it has an effect only if the setting `key`, or "device" or "kind", has
-            one of these values; ("", ()) if it always has.
+        only: (key, values): it has an effect only if `key` has one of these values; ("", ()) if it
+            always has.  `key` is that of another setting, "device", or "kind", that of the loss.
         refused: whether it is an error to give it where it has no effect.
         key: the name of its field in Settings; `declared` sets it.
         flag: its flag, such as "--scope"; for "" `declared` makes it from the key.
@@ -650,7 +650,7 @@ def waits(preset: str, cell: Values) -> bool:
     A run that repeats rounds waits for a quiet machine first.  Quick runs and the cells of a sweep
     repeat none.
 
-    cell: the values of --sweep that the run measures."""
+    cell: the values of --sweep that the run measures; {} without --sweep."""
     size, _ = flag_types.size_and_workload(preset or flag_types.DEFAULT_WORKLOAD)
     return size != "quick" and not cell
 

@@ -107,6 +107,7 @@ class Batches:
         return Totals(len(T), int(T.sum()), int(T.max()), len(self), mean_log_share)
 
     def _slice(self, index: int) -> slice:
+        """Return the places of a batch's rows in `utterances` and in `_order`."""
         index = range(len(self))[index]  # raises IndexError; -1 is the last
         return slice(self._bounds[index], self._bounds[index + 1])
 

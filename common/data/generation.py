@@ -120,6 +120,7 @@ def _trained_model(flags: argparse.Namespace) -> Path:
 
 
 def _name_and_hash(path: Path) -> dict[str, str]:
+    """Return an input file as the provenance names it."""
     return {"name": path.name, "sha256": shapes.sha256(path)}
 
 

@@ -220,11 +220,11 @@ class Reader:
             raise ValueError(f"a duration of {seconds} s")
         return int(compute_num_frames(seconds, frame_shift=shift, sampling_rate=span.sampling_rate))
 
-    def _refuse_twice(self, entry: Any, *speeds: str) -> None:
+    def _refuse_twice(self, entry: Any, *recorded: str) -> None:
         """Raise ValueError if an entry is speed-perturbed already and would be again.
 
-        speeds: of its recordings, "" for those that are not perturbed."""
-        perturbed = [speed for speed in (*speeds, _speed_in(entry.id)) if speed]
+        recorded: the speeds of its recordings, "" for those that are not perturbed."""
+        perturbed = [speed for speed in (*recorded, _speed_in(entry.id)) if speed]
         if perturbed and not self.perturb_again and self.speeds != (1.0,):
             raise ValueError(
                 f"perturbed already (speed {perturbed[0]}), as icefall's training cuts are; "
@@ -316,8 +316,9 @@ def _spans(path: Path, kind: str) -> Spans:
 
 
 def _speed(recording: Any) -> str:
-    """Return the speed to which a recording is perturbed, by its transforms or its id; "" for
-    none."""
+    """Return the speed to which a recording is perturbed, by its transforms or its id.
+
+    "" for none; "another speed" if the transform does not tell which."""
     for transform in getattr(recording, "transforms", None) or ():
         fields = transform if isinstance(transform, dict) else vars(transform)
         if fields.get("name") == "Speed" or type(transform).__name__ == "Speed":

@@ -250,6 +250,7 @@ def span(values: Sequence[float]) -> Span:
 
 
 def axis(title: str, **options: Any) -> Plotly:
+    """Return plotly's axis with a title.  options: its other entries."""
     return {"title": {"text": title}, **options}
 
 

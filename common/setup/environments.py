@@ -314,9 +314,9 @@ def setup(names: Iterable[str] = ()) -> int:
 def setup_and_build(names: list[str]) -> int:
     """Do what `make setup` does, and return an exit code.
 
-    Compiles the suite's own C libraries, then installs the environment main, and then the others
-    while source packages are compiled for main.  For the others, the losses with the control
-    OTHER_TORCH are compiled last.
+    Compiles the suite's own C libraries, and installs the environment main.  Then it installs the
+    others, while source packages are compiled for main.  Last, the packages of losses with the
+    control OTHER_TORCH are compiled for those others that have losses.
 
     names: of environments, as for `setup`."""
     libraries.build()
@@ -431,11 +431,13 @@ def lock(names: Iterable[str] = ()) -> int:
 
 
 def _with_given_hashes(locked: str, requirements: str) -> str:
-    """Return the text of a lock file in which a package that the requirements pin to one file has
-    the hash of that file alone.
+    """Return the text of a lock file without the hashes that the requirements rule out.
 
-    uv writes the hashes of all files of a version, also for "k2==1.24 --hash=sha256:..." in
-    NAME.in, which pins one file.  Raises UserError if the index lacks that file."""
+    "k2==1.24 --hash=sha256:..." in NAME.in pins one file.  uv writes the hashes of all files of
+    that version; the hash of the pinned file alone is kept.  Raises UserError if the index lacks
+    that file.
+
+    locked: the text that uv wrote; requirements: the text of NAME.in."""
     pinned = re.findall(r"^(\S+==\S+) --hash=(\S+)", requirements, flags=re.MULTILINE)
     for package, digest in pinned:
         # "k2==1.24 \", and on each line below it "    --hash=sha256:...", with " \" but on the last

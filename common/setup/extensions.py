@@ -78,6 +78,7 @@ class SourcePackage:
 
     @property
     def header_folder(self) -> Path:
+        """Return the path of `headers`; without headers, the folder of this file."""
         return Path(__file__).parent / self.headers
 
     def recipe(self, device: str) -> str:

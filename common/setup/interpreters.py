@@ -112,6 +112,7 @@ def _under_other_torch(python_of: Mapping[str, Choice], device: str) -> dict[str
     for environment, kind in dict.fromkeys((row.environment, row.kind) for row in rows):
         managed = environments.interpreter(environment)
         group = [row for row in rows if (row.environment, row.kind) == (environment, kind)]
+        # The loss of this kind and environment may run in another Python, such as the running one.
         if managed is None or managed not in [python_of[row.name].python for row in group]:
             continue
         for loss in rows:

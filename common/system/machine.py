@@ -40,6 +40,7 @@ def cpu_count() -> int:
 
 
 def cpu_name() -> str:
+    """Return the name of the processor; where Linux does not tell, what Python knows of it."""
     return memory.proc_field(CPUINFO, "model name") or platform.processor() or platform.machine()
 
 
@@ -171,6 +172,7 @@ def git_state(root: Path) -> tuple[str | None, bool | None]:
     revision = re.search(r"^# branch\.oid ([0-9a-f]+)$", status, flags=re.MULTILINE)
     if not revision:
         return None, None
+    # Lines without "#" are of changed or new files.
     return revision[1], bool(re.search(r"^[^#]", status, flags=re.MULTILINE))
 
 

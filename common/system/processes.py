@@ -441,7 +441,7 @@ class Fork:
     def __init__(self, work: Callable[[Connection], None], possible: bool = True):
         self.work = work
         self.possible = possible
-        self.child = 0
+        self.child = 0  # its process id; 0 for no fork
         self.code = 0
 
     def __enter__(self) -> Fork:
