@@ -44,6 +44,8 @@ def not_slower(tmp_path: Path) -> Callable[..., None]:
         """Measure a loss, and fail if a time is more than `percent` % above the baseline's, with its
         whole interval.
 
+        If there is no baseline yet, keep this measurement as the baseline, and skip the test.
+
         Args:
             loss: a function or "mypackage.rnnt:loss".
             baseline: the log folder of the measurement to compare with.

@@ -97,8 +97,8 @@ def benchmark(
 def _left_out(
     names: Sequence[str], device: str, arguments: Namespace, names_of_script: Sequence[str]
 ) -> list[str]:
-    """Return the names that are not measured by default, and print them.  Those of the script that
-    was started are measured."""
+    """Return the names that are not measured by default, without those of the script that was
+    started.  Print them, unless --quiet is given."""
     is_short = bool(arguments.budget)
     is_sweep = bool(arguments.sweep)
     rows = default_rows(names, device, is_short, arguments.topology, is_sweep)
@@ -153,8 +153,10 @@ class Measurement:
         self.controls = list(controls)
 
     def _products(self, resolved: settings.Settings) -> list[Limits]:
-        """Measure how fast torch multiplies matrices, if losses that depend on it are timed; return
-        the ``limits`` records."""
+        """Measure how fast torch multiplies matrices; return the ``limits`` records.
+
+        The Python is that of the first loss whose time depends on it.  Return [] without measuring
+        if there is no such loss, no step is timed, or the device's limits are not wanted."""
         times_steps = "timing" in resolved.passes and "step" in resolved.scopes
         if not (times_steps and parser.with_limits(self.arguments, resolved)):
             return []
@@ -204,7 +206,7 @@ class Measurement:
                     run_of, self.python_of, resolved, arguments.timeout, progress, self.executor
                 )
                 for run in run_of.values():
-                    # Where the disk has no room now, they are written with the first job.
+                    # Where the disk has no room now, the limits are written with the first job.
                     with suppress(store.NotWritten):
                         run.add(self.limits)
                 rounds.measure(
@@ -306,6 +308,7 @@ def _finish(
     ended: Ending, folders: Sequence[Path], arguments: Namespace, needed: Sequence[str] = ()
 ) -> int:
     """Print the table of the runs in some folders, write the report and return the exit code.
+    Raises the UserError that stopped the measuring; but for store.NotWritten, if there is a run.
 
     needed: names of the rows that fail the command if they cannot run."""
     if ended.mistake and not any(folder.exists() for folder in folders):
@@ -382,7 +385,7 @@ def finish(
         drop_stdout()
         ended.code = ended.code or EXIT_FAILED
         remark = f"warning: no table: {error.strerror or error}; {command('summarize')} prints it"
-        if isinstance(error, BrokenPipeError):
+        if isinstance(error, BrokenPipeError):  # the reader of the table, `head` say, has enough
             remark = ""
     if remark:
         say(remark)

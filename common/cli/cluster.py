@@ -177,7 +177,7 @@ def unpacked(packed: bytes, log_dir: Path) -> Iterator[Path]:
             if stream and name and "/" not in name:
                 runs.setdefault(folder, {})[name] = stream.read()
     for folder, files in sorted(runs.items()):
-        claim = claim_folder(log_dir, folder)
+        claim = claim_folder(log_dir, folder)  # its path is that of a lock in the new folder
         for name, content in files.items():
             claim.path.with_name(name).write_bytes(content)
         claim.release()

@@ -43,8 +43,8 @@ def main(options: Namespace) -> int:
     states = states_of(choices, device)
     cells = [(row.name, row.file, row.kind) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    for line in cells:
-        print(*map(str.ljust, line, widths), states[line[0]])
+    for row, line in zip(rows, cells):
+        print(*map(str.ljust, line, widths), states[row.name])
     print(
         f"an exact loss that takes logits, on an utterance at a time: NAME:{implementations.BY_UTTERANCE}"
     )

@@ -140,7 +140,7 @@ def _reductions(exam: Examination, reduction: str) -> dict[str, torch.Tensor]:
     (N,) float64, by description.
 
     Any "mean" is right.  Of "none" and "sum" one is right, whose description is ""."""
-    shapes = torch.tensor(exam.question.shapes, dtype=torch.float64)
+    shapes = torch.tensor(exam.question.shapes, dtype=torch.float64)  # (N, 2)
     T, U = shapes.unbind(1)
     same = torch.ones_like(T)
     if reduction == "mean":
@@ -180,8 +180,10 @@ def package_reduction(exam: Examination) -> Outcome:
 
 
 def _reduced(exam: Examination, weights: torch.Tensor, reduction: str) -> Outcome:
-    """Return the outcome of a reduced loss, compared with the right losses times `weights` (N,),
-    and with their sum unless the reduction is "none"."""
+    """Return the outcome of a reduced loss.
+
+    The right losses times `weights` (N,) are what it should be if the reduction is "none"; else it
+    should be their sum."""
 
     def run(steps, _):
         loss = steps[0].forward()
@@ -194,7 +196,7 @@ def _reduced(exam: Examination, weights: torch.Tensor, reduction: str) -> Outcom
     count = answer.losses.numel()
     if count == len(answer.rights):
         return exam.compare(answer, run)
-    return Outcome(DIFFERS, f"{count} losses instead of {len(answer.rights)}", math.inf)
+    return Outcome(DIFFERS, f"{count} losses instead of {len(answer.rights)}", loss_error=math.inf)
 
 
 def second_backward(exam: Examination) -> Outcome:

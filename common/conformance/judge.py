@@ -119,6 +119,7 @@ def run(job: JobSpec) -> Iterator[Measured]:
         if device == "cpu":
             loaded()
         for names in (together, *alone):
+            # A fork that ends early leaves cases waiting, for the next fork.
             while row.status == JUDGED and not row.cells.keys() >= set(names):
                 waiting = [name for name in names if name not in row.cells]
                 judge_in_fork(row, waiting, loaded, request["timeout"])

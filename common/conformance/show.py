@@ -369,6 +369,7 @@ def page(matrix: Matrix, earlier: Mapping[str, Corners]) -> str:
     if earlier:
         lines += ["## Judged earlier", "This run did not judge these; an earlier one did:"]
         lines.append(listed(_of_earlier(earlier), "markdown"))
+    # Without the name with which they begin, reasons are equal, and losses share a line.
     reasons = text.gathered(
         (re.sub(f"^{re.escape(row.name)} ", "it ", row.reason), row.name)
         for row in matrix.rows

@@ -61,7 +61,7 @@ def held(device: torch.device) -> dict[str, int]:
             "device_reserved_bytes": torch.cuda.memory_reserved(device),
             "device_used_bytes": total - free,
         }
-    mapped = allocated_bytes()[1]
+    _, mapped = allocated_bytes()
     return {"process_bytes": mapped + children_bytes(), "torch_allocated_bytes": mapped}
 
 
@@ -122,7 +122,8 @@ def allocator_peak(step: Step) -> dict[str, int]:
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as events:
-        # It is freed at once.  The counter does not start at zero, so its lowest value is the base.
+        # A tensor that is freed at once, so that events show the level before the step.  The
+        # counter does not start at zero, so its lowest value is the base.
         torch.empty(1, dtype=torch.uint8)
         step.run()
     with scratch_folder() as folder:

@@ -34,7 +34,8 @@ Sampler = Callable[[int, int, bool], Any]
 
 
 def warmed_up(durations: Sequence[int], max_seconds: float) -> bool:
-    """Return whether the warm-up samples of a batch are stable, or took long enough."""
+    """Return whether the last two warm-up samples of a batch agree, or the samples are so many, or
+    took so long, that warm-up ends anyway."""
     if len(durations) >= 2:
         before, last = durations[-2:]
         if abs(last - before) <= WARM_UP_TOLERANCE * min(last, before):

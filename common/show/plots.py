@@ -53,6 +53,7 @@ def over_fastest(rows: Rows) -> Figure | None:
     two losses can be compared."""
     kinds = verdict.ranked_kinds(rows)
     standings = [row.against_fastest for row in rows if row.against_fastest]
+    # Where no row of the kinds that a verdict chooses from is ranked, those of other kinds stay.
     standings = [item for item in standings if item.row.kind in kinds] or standings
     if not standings:
         return None

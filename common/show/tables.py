@@ -181,7 +181,10 @@ def notes(rows: Rows) -> Lines:
 
 def measured_again(rows: Rows) -> str:
     """Return "8 of 18 rounds ran beside other load and were measured again (1, 3, ...)"; "" if none
-    was."""
+    was.
+
+    In brackets are the numbers of the rounds.  A round counts as often as it was measured again, by
+    the row that did so most often."""
     repetitions: dict[int, int] = {}
     for row in rows:
         for round_number, times in row.repeated.items():
@@ -235,7 +238,7 @@ def this_terminal() -> Terminal:
     if not sys.stdout.isatty():
         return UNKNOWN
     in_color = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    width = max(NARROWEST, shutil.get_terminal_size((WIDTH, 40)).columns)
+    width = max(NARROWEST, shutil.get_terminal_size(fallback=(WIDTH, 40)).columns)
     return Terminal(width, COLORS if in_color else {})
 
 

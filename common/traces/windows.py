@@ -256,11 +256,11 @@ def spans(path: Path, device_type: int | None = None) -> list[SpanMemory]:
         base = levels.before(step.begin)
         whole = reader.Span(step.begin, step.end, "")
         for span in [whole, *sorted(_inside(step, trace.spans))]:
-            begin = levels.before(span.begin)
-            totals = [begin, *(level.total for level in levels.between(span.begin, span.end))]
+            at_begin = levels.before(span.begin)
+            totals = [at_begin, *(level.total for level in levels.between(span.begin, span.end))]
             result.append(
                 SpanMemory(
-                    span.name, step.number, begin - base, max(totals) - base, totals[-1] - base
+                    span.name, step.number, at_begin - base, max(totals) - base, totals[-1] - base
                 )
             )
     return result
