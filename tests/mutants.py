@@ -81,7 +81,7 @@ FAULTS = [
     Fault("records/run.py", "if end is None:", "if True:"),
     Fault("records/run.py", 'self.failed or (end is not None and end.status != "ok")', "self.failed"),
     Fault("jobs/session.py", '"oom",\n            "killed by', '"error",\n            "killed by'),
-    Fault("jobs/session.py", 'return "oom" if aborted else "error"', 'return "error" if aborted else "error"'),
+    Fault("jobs/session.py", 'status = "oom" if aborted else "error"', 'status = "error" if aborted else "error"'),
     Fault("jobs/session.py", "if child.seconds() > timeout:", "if child.seconds() > 10 * timeout:"),
     Fault("jobs/job.py", "if number <= rounds_of(find(name).kind", "if 0 <= rounds_of(find(name).kind"),
     Fault("jobs/rounds.py", "LIMITS_EVERY = 3", "LIMITS_EVERY = 1"),

@@ -63,6 +63,7 @@ def groups(rows: Sequence[Row]) -> list[list[Row]]:
     The groups are in the order of `rows`; those without records of this suite come last."""
 
     def fits(group: list[Row], row: Row) -> bool:
+        """Tell whether a row measured the same as the first row of a group."""
         first = group[0]
         if row.unreadable != first.unreadable:
             return False
@@ -309,6 +310,7 @@ def sweeps(rows: Sequence[Row]) -> list[Sweep]:
     Rows of one sweep vary the same settings, and agree in all others and in their machine."""
 
     def fits(group: list[Row], row: Row) -> bool:
+        """Tell whether a row belongs to the same sweep as the first row of a group."""
         are_alike = _without_swept(group[0]) == _without_swept(row)
         return are_alike and not machines.differences(group[0], row)
 

@@ -52,8 +52,10 @@ class Log:
         the `earlier` and `stopped` rows of each."""
 
         def measure_the_same(row: Row, other: Row) -> bool:
+            """Tell whether one row replaces the other if its run is newer."""
             if (row.name, row.header.values) != (other.name, other.header.values):
                 return False
+            # Traces without records do not tell what they measured.
             if not row.header.run_id or not other.header.run_id:
                 return False
             different = groups.differing(row.configuration, other.configuration)

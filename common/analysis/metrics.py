@@ -77,6 +77,7 @@ class Metric(NamedTuple):
         return str(value) if isinstance(value, int) else text.number(value)
 
     def cell(self, row: Any) -> Cell:
+        """Return a row's cell: its text, with its number if the metric is numeric."""
         return Cell(self.shown(row), self.scaled(row) if self.numeric else None)
 
 
@@ -521,6 +522,7 @@ def columns(table: str, rows: Sequence[Row]) -> list[Metric]:
     that is also in the plots of sweeps: without a value it is left out there too."""
 
     def tells(metric: Metric) -> bool:
+        """Tell whether the column of a metric is kept."""
         if table in DETAILS.split() and not metric.is_in("plot"):
             return True
         if metric.key == "status":

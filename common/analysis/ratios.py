@@ -256,9 +256,11 @@ class Line(NamedTuple):
         return cls(x, y, slope, squares)
 
     def at(self, x: float) -> float:
+        """Return y of the line at `x`."""
         return self.y + self.slope * (x - self.x)
 
     def residual(self, pair: Pair) -> float:
+        """Return by how much the y of a pair is above the line, negative for below."""
         return pair.y - self.at(pair.x)
 
 

@@ -357,7 +357,8 @@ class Row:
 
     @property
     def is_measured(self) -> bool:
-        """Tell whether it ended well or has a number; tables name other rows below them."""
+        """Tell whether it ended well or has a number. Rows that do not are left out of tables, and
+        named below these."""
         numbers = (
             self.ms,
             self.profile.average_step_time_us,

@@ -56,6 +56,7 @@ class Standing(ratios.Evidence):
 
     @property
     def is_fastest(self) -> bool:
+        """Tell whether it is the standing of the fastest row, which has itself as its baseline."""
         return self.row is self.baseline
 
     @property
@@ -385,8 +386,8 @@ def rank_times(group: Sequence[Row]) -> None:
 
 
 def _compare_controls(group: Sequence[Row]) -> None:
-    """Set `with_fast_products` of rows that have a control, which is the same loss measured again
-    with torch's products at the processor's rate.
+    """Set `with_fast_products` of rows that have a control: the same loss measured again with
+    torch's products at the processor's rate. (`Standing.control` is another one: unchanged rows.)
 
     It is how the row's control stands against that of the fastest row. It stays None where one of
     these two controls is missing."""

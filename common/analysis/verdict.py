@@ -64,6 +64,7 @@ class Pick:
 
     @property
     def sure(self) -> bool:
+        """Tell whether no other row may be as good, and no other load withholds the answer."""
         return not self.rivals and not self.withheld
 
 
@@ -243,6 +244,7 @@ PEAK = Measure(lambda row: f"{text.number(row.peak_mb)} MB", "the peak")
 
 
 def name_of(row: Row) -> str:
+    """Return how sentences name a row: its label, or its name before it got one."""
     return row.label or text.plain(row.name)
 
 
@@ -347,8 +349,9 @@ def answer(pick: Pick, measure: Measure) -> Sentence:
 
 
 def products_answer(pick: Pick, rows: Sequence[Row]) -> str:
-    """Return how much of the nearest loss's ratio comes from torch's slow products; "" where no
-    controls measured it.
+    """Return how much of a ratio comes from torch's slow products: the ratio of the loss that is
+    nearest to the fastest. Return "" where that is not known: without rows under FAST_MKL, or
+    beside other load.
 
     "optimized_transducer: 3.3x here, of which 1.9x are torch's slow products on this CPU; 1.7x
     without them (1.6 to 1.8)"

@@ -148,8 +148,8 @@ class Executor:
 
 
 def _wait(child: Child, name: str, timeout: float, note: Callable[[str], None]) -> Ending | None:
-    """Wait for a process to end.  Return None if it did; its ending, if it is to be killed: after
-    `timeout` seconds, or on Ctrl-C.
+    """Wait for a process to end.  Return None if it did.  Return its ending if the caller has to
+    kill it: "timeout" after `timeout` seconds, "interrupted" on Ctrl-C.
 
     name: of the job; note: called with "" at each look."""
     try:
@@ -207,7 +207,8 @@ def how_it_died(returncode: int, killed_for_memory: bool, stderr: Sequence[str])
             "killed by the kernel for lack of memory; try a smaller --batch-size or --max-frames",
         )
     aborted = -returncode == signal.SIGABRT and tells_of_no_memory("\n".join(stderr))
-    return "oom" if aborted else "error", f"killed by {signal_name(-returncode)}{last}"
+    status = "oom" if aborted else "error"
+    return status, f"killed by {signal_name(-returncode)}{last}"
 
 
 class Progress:

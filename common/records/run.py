@@ -253,8 +253,8 @@ class Changed(Exception):
 
 
 def facts(name: str, lines: Iterable[schema.Line]) -> dict[str, object]:
-    """Return {words: value} of what must be equal in all jobs of a run that ran in one Python:
-    {"torch": "2.11.0", "threads of k2": 2}.
+    """Return what must be equal in all jobs of a run that ran in one Python, as {what it is, in
+    words: its value}: {"torch": "2.11.0", "threads of k2": 2}.
 
     Args:
         name: the implementation or task

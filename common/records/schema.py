@@ -502,6 +502,7 @@ class Sample(JobLine, kw_only=True, tag="sample"):
 
     @property
     def ms(self) -> float:
+        """Return `ranked_ns` in milliseconds."""
         return self.ranked_ns / 1e6
 
     @property
