@@ -170,7 +170,7 @@ class Adapter:
         return all(T >= self.fewest_frames and U >= self.fewest_targets for T, U in shapes)
 
     def lengthened(self, shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the utterances (T, U), those too short for the loss as long as it needs them."""
+        """Return the utterances (T, U), with one too short for the loss as long as it must be."""
         return [(max(T, self.fewest_frames), max(U, self.fewest_targets)) for T, U in shapes]
 
     @property
@@ -242,7 +242,10 @@ class Adapter:
     def loss_of(
         self, tensors: Mapping[str, torch.Tensor], prepared: SimpleNamespace
     ) -> torch.Tensor:
-        """Return the reduced loss of the tensors of the layout, by name (`Layout.tensors`)."""
+        """Return the reduced loss of the tensors of the layout, by name (`Layout.tensors`).
+
+        A package without the reduction "sum" returns losses of utterances, which are reduced
+        here."""
         losses = self.call(tensors, prepared)
         return losses if "sum" in self.reductions else self.reduced(losses)
 
@@ -275,10 +278,11 @@ class Adapter:
 def described(
     function: Callable[..., Any], ours: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, Option]:
-    """Return the options of a function by prefix + name: each value, and its default or "-".
+    """Return the options of a function by prefix + name: each value, and its default ("-" if it has
+    none).
 
-    They are `ours`, which we pass, and the parameters that keep a default.  A default of None is
-    left out, since such a parameter is a tensor, or has no effect.
+    The options are `ours`, which we pass, and the parameters that keep a default.  A default of
+    None is left out, since such a parameter is a tensor, or has no effect.
     """
     # Not imported above: a script starts under a Python that may lack msgspec.
     from rnnt_bench.records.schema import Option
@@ -298,7 +302,7 @@ def described(
 
 
 def signature(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a function by name; none of a function in C that does not tell
+    """Return the parameters of a function by name; {} for a function in C that does not tell
     them."""
     try:
         return inspect.signature(function).parameters
@@ -309,7 +313,7 @@ def signature(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 def _plain(value: Any) -> Any:
     """Return a value as JSON can hold it.
 
-    An infinite number is text, and another object has its name or its text."""
+    Infinity and NaN become text.  Another object becomes its `name`, or its text if it has none."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     is_plain = value is None or isinstance(value, (int, float, str))
@@ -333,6 +337,9 @@ class OfFunction(Adapter):
     reductions = ("sum",)
 
     def import_module(self, device: str) -> ModuleType:
+        """Import and return the module of `target`, and set `given` to its function.
+
+        Adds `folders` to sys.path."""
         module, _, name = self.target.rpartition(":")
         sys.path += [folder for folder in self.folders if folder not in sys.path]
         if module.endswith(".py"):
@@ -368,4 +375,5 @@ class OfFunction(Adapter):
 
     def loss_of(self, tensors: Mapping[str, Any], prepared: SimpleNamespace) -> Any:
         losses = self.call(tensors, prepared)
+        # The user's function may return no tensor at all: `step.summed` says so.
         return losses.sum() if getattr(losses, "ndim", 0) and self.reduction != "none" else losses

@@ -74,7 +74,8 @@ class Leaf:
         """Return the factor that turns the right gradient into one as near as possible to the
         loss's.
 
-        Rounding hardly moves it, since errors of entries average out."""
+        Rounding hardly moves it, since errors of entries average out.  It is 1 if the right
+        gradient is 0."""
         return 1 + self.product / self.right_square if self.largest > rounding.TINY else 1.0
 
     @property
@@ -161,6 +162,7 @@ class Errors:
         """Add the sums (2, frames, cells) of a part by u; note them after the last frame."""
         T, U = part.cells.batch.shapes[part.frames.n]
         if part.frames.begin == 0:
+            # column U + 1: the cells of a pruned range beyond the last target
             self.by_u = sums.new_zeros(2, U + 2)
         self.by_u.index_add_(1, part.frames.u.flatten(), sums.flatten(1))
         if part.frames.end == T:
@@ -233,7 +235,8 @@ class Sketch:
             self.squares[name] += float(rows.square().sum())
 
     def note_leaf(self, name: str, computed: torch.Tensor | None, right: torch.Tensor) -> None:
-        """Note the right gradient of a whole leaf."""
+        """Note the right gradient of a whole leaf; `computed` is there as in Errors.note_leaf, and
+        ignored."""
         self.note(name, right)
 
     def note_cells(self, part: Part) -> None:
@@ -255,6 +258,7 @@ class Sketch:
 
     def errors(self, right: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """Return by leaf the length of the error, as a share of the length of the right gradient.
+        It is infinite for a gradient with NaN.
 
         right: the `numbers` of the right sketch; a leaf that it lacks has the gradient 0."""
         result = {}

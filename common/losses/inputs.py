@@ -64,6 +64,7 @@ class Speech:
     encoder_dim: int
 
     def __post_init__(self) -> None:
+        """Raise UserError if the run's V or D is smaller than the trained model's."""
         symbols, dimensions = self.arrays["output.weight"].shape
         for flag, least, size in (
             ("--vocab-size", symbols, self.vocab_size),
@@ -76,12 +77,13 @@ class Speech:
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays of the stage by name."""
         return load(self.stage)
 
     def columns(self, dimensions: int) -> np.ndarray:
-        """Return for each of the run's D dimensions the one that it copies, (D,).
+        """Return for each of the run's D dimensions the trained model's that it copies, (D,).
 
-        dimensions: how many the model has."""
+        dimensions: how many the trained model has."""
         return np.arange(self.encoder_dim) % dimensions
 
     def outputs(
@@ -113,7 +115,7 @@ class Speech:
             targets[n, :U] = symbols
             encoder_out[n, :T] = self.arrays["encoder_out"][frames][:, columns]
             encoder_out[n, T:] = encoder_out[n, T - 1]
-            decoder_out[n] = decoder[0, columns]
+            decoder_out[n] = decoder[0, columns]  # that before the first symbol, and the padding's
             decoder_out[n, 1 : U + 1] = decoder[symbols][:, columns]
         return encoder_out, decoder_out, targets
 
@@ -156,6 +158,7 @@ def passage(
     # After the last utterance the first one follows again, at frames that count on.
     rounds, positions = np.divmod(positions, total_symbols)
     emitted = arrays["frames"][positions] + total_frames * rounds
+    # The next symbol may be emitted at the same frame as the last one, which the passage must have.
     end = max(int(emitted[-1]), int(emitted[:-1].max(initial=begin)) + 1)
     emitting = np.unique(emitted[:-1])
     if T < len(emitting):

@@ -66,8 +66,8 @@ class Right:
     Attributes:
         cells: those of each step
         lattices: by step and utterance, after `solve`
-        losses: of each step, the losses (N,) of its utterances in float64, after `solve`; `compare`
-          adds what a step of a pruned loss adds to them
+        losses: of each step, the losses (N,) of its utterances in float64, after `solve`.  In scope
+          "step" of a pruned loss `compare` adds the simple losses
 
     Args:
         factors: what the loss of each step is multiplied by.
@@ -85,7 +85,7 @@ class Right:
     ):
         self.adapter = adapter
         self.layout = layouts.of(adapter)
-        # A step of a pruned loss adds its simple loss.
+        # the layout of a pruned loss in scope "step", which adds its simple loss; else None
         self.pruned = self.layout if isinstance(self.layout, layouts.Pruned) else None
         if scope != "step":
             self.pruned = None
@@ -98,7 +98,8 @@ class Right:
             if "given" not in leaves:
                 kind = StepCells
                 leaves = self._own_leaves(step)
-                if step is not steps[-1]:  # the gradients of the weights are those of all steps
+                # The gradients of the weights are sums over all steps, so the last one has them.
+                if step is not steps[-1]:
                     gradients = {name: gradients[name] for name in OUTPUTS}
             of_utterances = factor.expand(len(step.batch.shapes)).tolist()
             self.cells.append(kind(self.layout, step, leaves, gradients, of_utterances, dtype))
@@ -165,7 +166,7 @@ class Right:
         """Note the gradients of the logits of an utterance.  In scope "step" add the right ones to
         the gradients of the leaves instead."""
         device = cells.batch.targets.device
-        # The column behind is of the cells of a range that are beyond the last target.
+        # A column of zeros is added for the cells of a pruned range beyond the last target.
         by_u = torch.nn.functional.pad(lattice.derivatives, (0, 0, 0, 1)).to(device)
         for frames in cells.frames(n):
             columns = frames.u.unsqueeze(2).expand(-1, -1, by_u.size(2))
@@ -233,6 +234,7 @@ class Answer:
 
     @property
     def loss_error(self) -> float:
+        """Return the largest error of a loss, over the largest right one."""
         return relative_error(self.losses, self.rights)
 
     @property
@@ -362,5 +364,5 @@ def failing(answer: Answer, limits: Allowed) -> list[Judged]:
 
 
 def gradient_of(name: str) -> str:
-    """Return what the gradient of a leaf is called."""
+    """Return what the gradient of a leaf is called: "gradient" alone for that of the logits."""
     return "gradient" if name == "given" else f"gradient of {name}"

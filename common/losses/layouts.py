@@ -52,7 +52,7 @@ class Layout:
     def given(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
         """Return the tensor that `loss` takes; may set `prepared.ranges`.
 
-        In scope "loss" a step ends with its gradient."""
+        In scope "loss" a step ends with the gradient of this tensor."""
         return model.logits(batch)
 
     def loss(self, given: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
@@ -141,6 +141,7 @@ class Joint(Layout):
             return self.of_leaves(dict(zip(self.tensors, leaves)), batch, prepared)
 
     def of_leaves(self, leaves, batch, prepared):
+        # The leaves of a step have other names ("output.weight"), and the same order.
         return self.adapter.loss_of(dict(zip(self.tensors, leaves.values())), prepared)
 
 

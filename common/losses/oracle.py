@@ -72,10 +72,10 @@ def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> tuple[float, list[t
     posteriors = []
     for (dt, du, _), weight in zip(arcs, skewed):
         posterior = np.zeros((diagonals, U1))
-        last = diagonals - dt - du
-        if total > LOG_ZERO and last > 0:
-            paths = alpha[:last, : U1 - du] + weight[:last, : U1 - du] + beta[dt + du :, du:]
-            posterior[:last, : U1 - du] = np.exp(paths - total)
+        end = diagonals - dt - du  # the first diagonal from which the arc leads out of the lattice
+        if total > LOG_ZERO and end > 0:
+            paths = alpha[:end, : U1 - du] + weight[:end, : U1 - du] + beta[dt + du :, du:]
+            posterior[:end, : U1 - du] = np.exp(paths - total)
         posteriors.append(torch.from_numpy(posterior[np.arange(T)[:, None] + u, u]))
     return total, posteriors
 
@@ -199,7 +199,7 @@ def losses(
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest absolute difference over the largest expected magnitude.
 
-    It is 0 for tensors without elements, and infinite if an element is not finite."""
+    It is 0 for tensors without elements, and infinite or NaN if an element is not finite."""
     if not expected.numel():
         return 0.0
     expected = expected.detach().cpu().double()

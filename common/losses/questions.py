@@ -27,7 +27,7 @@ from rnnt_bench.losses.judge import ONE, Answer, Factors, Judged, Run, ask, fail
 from rnnt_bench.losses.rounding import Allowed
 from rnnt_bench.losses.step import LossStep, NotOfEach, leaves_of, prepare, run_together
 
-#: Frames whose logits say by how much the weights are scaled.
+#: Number of first frames of a batch whose logits say by how much the weights are scaled.
 FEW_FRAMES = 8
 #: Cells above which a loss that loops over them in Python would take minutes.
 MOST_LOOPED = 50_000
@@ -51,9 +51,9 @@ def scale_weights(question: Question, model: Joiner, batch: Batch) -> None:
     few = batch.utterance(0)
     few.encoder_out = few.encoder_out[:, :FEW_FRAMES]
     with torch.no_grad():
-        factor = question.largest / model.logits(few).abs().max()
-        model.output.weight.mul_(factor)
-        model.output.bias.mul_(factor).add_(question.offset)
+        scale = question.largest / model.logits(few).abs().max()
+        model.output.weight.mul_(scale)
+        model.output.bias.mul_(scale).add_(question.offset)
 
 
 def set_up_leaves(
@@ -69,9 +69,9 @@ def set_up_leaves(
 
 
 def factors_of(question: Question) -> list[torch.Tensor]:
-    """Return the factor of each loss of a question, float64 (): what it is multiplied by.
+    """Return what each loss of a question is multiplied by: a tensor float64 () for each loss.
 
-    Of a question with a factor for each utterance, return one tensor (N,)."""
+    A question with a factor for each utterance has one loss, and so one tensor, (N,)."""
     upstream = torch.tensor(question.upstream, dtype=torch.float64)
     if question.is_weighted:
         return [upstream]
@@ -84,7 +84,7 @@ def of_dtype(question: Question, dtype: str) -> Question:
     if not is_half(dtype):
         return question
     upstream = question.upstream
-    if dtype == "float16":
+    if dtype == "float16":  # bfloat16 has the range of float32
         upstream = tuple(max(-LARGEST_FACTOR, min(factor, LARGEST_FACTOR)) for factor in upstream)
     largest = None if question.largest is None else min(question.largest, LARGEST_LOGIT)
     return question.but(upstream=upstream, largest=largest, offset=0.0)
@@ -109,12 +109,15 @@ def gives_each(adapter: Adapter, question: Question) -> bool:
     return these losses.
 
     A user's function does not say whether it can, so it is asked."""
-    has_none = "none" in adapter.reductions or isinstance(adapter, OfFunction)
-    return has_none or not question.is_weighted
+    may_give = "none" in adapter.reductions or isinstance(adapter, OfFunction)
+    return may_give or not question.is_weighted
 
 
 def fits(adapter: Adapter, device: torch.device, question: Question) -> bool:
-    """Return whether a question of JUDGED can be asked of the loss on this device."""
+    """Return whether a question of JUDGED is to be asked of the loss on this device.
+
+    Questions with `one_symbol` have U < T.  They are for losses that need this, in place of the
+    questions with more targets."""
     if adapter.takes_many_targets and adapter.topology not in ONE_SYMBOL:
         takes_targets = not question.one_symbol
     else:
@@ -142,13 +145,15 @@ def small(adapter: Adapter, device: torch.device) -> Iterator[Question]:
         if fits(adapter, device, question):
             yield question
     yield from partly_frozen(adapter)
+    # No other question has the draw 19, or the 18 of `partly_frozen`.
     yield first(adapter).but(title="other numbers in the first batch's shapes", draw=19)
 
 
 def partly_frozen(adapter: Adapter) -> Iterator[Question]:
-    """Yield a question for each proper subset, but the empty one, of the tensors of the loss.
+    """Yield a question for each choice of some, but not all, of the tensors that the loss takes.
 
-    The tensors of the subset are frozen: they need no gradient."""
+    The chosen tensors are frozen: they need no gradient.  A loss of logits takes one tensor, so it
+    gets no such question."""
     names = {"weight": "output.weight", "bias": "output.bias"}
     tensors = [names.get(name, name) for name in layouts.of(adapter).tensors]
     for count in range(1, len(tensors)):
@@ -182,7 +187,7 @@ def verdict(
     if wrong and dtype == "float32" and "float64" in adapter.dtypes:
         loosened = limits.imprecise()
         if not failing(answer, loosened) and is_right_in_float64(adapter, device, question, run):
-            return Verdict(loosened, [], max(line.error for line in wrong))
+            return Verdict(loosened, wrong=[], imprecise=max(line.error for line in wrong))
     return Verdict(limits, wrong)
 
 
@@ -199,7 +204,12 @@ def is_right_in_float64(
 
 
 def scopes_of(adapter: Adapter, question: Question) -> tuple[str, ...]:
-    """Return the scopes in which a question is asked."""
+    """Return the scopes in which a question is asked: those of the loss, with three exceptions, of
+    which the first that applies counts.
+
+    - Sines, and a factor for each utterance: only the first scope.
+    - Trained or scaled logits in half precision: only "loss", so none for a loss without it.
+    - Frozen leaves: only the last scope, the step."""
     scopes: tuple[str, ...] = layouts.of(adapter).scopes
     if question.logits == "sine" or question.is_weighted:
         return scopes[:1]
@@ -266,7 +276,7 @@ def ready(
         scale_weights(question, model, batches[0])
         set_up_leaves(wide, question, model, batches)
         steps = [prepare(wide, model, batch, scope) for batch in batches]
-    for step in steps:
+    for step in steps:  # now the padding of the logits, or of the leaves of sines
         fill_padding(wide, question, step.batch, step.leaves)
     return wide, model, steps
 
@@ -300,12 +310,14 @@ def adapted(adapter: Adapter, question: Question) -> Adapter:
 def made(
     adapter: Adapter, question: Question, device: torch.device
 ) -> tuple[Adapter, Joiner, list[Batch]]:
-    """Return the adapter as the question needs it, the joiner, and the batch of each loss."""
+    """Return the adapter as the question needs it, the joiner, and the batch of each loss.
+
+    The batch of a second loss has other numbers, and the lengths in reverse order."""
     dtype = getattr(torch, question.dtype or adapter.settings.dtype)
     wide = adapted(adapter, question)
     settings = wide.settings
     batches = []
-    for number in range(1 + question.in_flight):
+    for number in range(2 if question.in_flight else 1):
         key: tuple[int, ...] = (settings.seed, question.draw + OTHER_DRAW * number)
         if question.logits == "sine":
             key = (SINE_KEY, *inputs.padded_sizes(question.shapes))
@@ -324,9 +336,10 @@ def made(
 
 
 def relabel(question: Question, batch: Batch) -> None:
-    """Give a batch the targets and lengths that a question asks for, with its slack and its entry.
+    """Change targets and lengths of a batch as a question asks.
 
-    Targets that are the question's blank become 0."""
+    Targets that are the question's blank become 0, its `slack` adds columns of targets, and its
+    `entry` overwrites numbers of the targets or the lengths."""
     if question.blank:
         batch.targets.masked_fill_(batch.targets == question.blank, 0)
     any_target = 0 if question.blank else 1
@@ -344,8 +357,8 @@ def of_sines(
 
     In scope "loss" the leaf is the logits.  In scope "step" the leaves take the place of the outputs
     of `batch`, and of the weight and bias of `model.output`.  The question's `slack` makes the
-    padding longer, its `minus_inf` has the logit or the bias -inf, and what the loss is given as
-    integers has the dtype `integers`."""
+    padding longer.  Its `minus_inf` is a symbol whose logits or bias become -inf.  Its `integers`
+    is the dtype of the integers that the loss is given."""
     N, T, U = inputs.padded_sizes(question.shapes)
     T += question.slack[0]
     U += question.slack[1]
@@ -364,8 +377,10 @@ def of_sines(
     if scope == "step":
         batch.encoder_out, batch.decoder_out = (leaf.requires_grad_() for leaf in leaves[:2])
         output.weight.data, output.bias.data = leaves[2:]
-    step = prepare(adapter, model, batch, scope, leaves[0] if scope == "loss" else None)
-    # It reads the leaves when it is called: a check of conformance may put other tensors there.
+    logits = leaves[0] if scope == "loss" else None
+    step = prepare(adapter, model, batch, scope, logits)
+    # `forward` reads `step.leaves` when it is called: a check of conformance may put other tensors
+    # there.
     layout = layouts.of(adapter)
     step.forward = lambda: layout.of_leaves(step.leaves, batch, step.prepared)
     if question.integers:
@@ -396,9 +411,9 @@ def fill_padding(
 
 
 def reached_by_padding(adapter: Adapter, device: torch.device) -> list[str]:
-    """Ask the first question with NaN in the padding; return what of its answer is not finite.
+    """Ask the first question with NaN in the padding; return the names of what then is not finite.
 
-    The result has "loss", and the names of leaves with such a gradient."""
+    "loss" is the loss, and the name of a leaf stands for its gradient."""
     question = first(adapter).but(garbage=math.nan)
     _, _, (step,) = ready(adapter, question, device, layouts.of(adapter).scopes[0])
     results = {"loss": step.run(), **step.gradients()}

@@ -51,6 +51,7 @@ class LossStep:
 
     @property
     def given(self) -> torch.Tensor:
+        """Return the input of the loss, which is the only leaf of a step of scope "loss"."""
         return self.leaves["given"]
 
     def inputs(self) -> dict[str, torch.Tensor]:
@@ -137,6 +138,8 @@ def run_together(steps: Sequence[LossStep], factors: Sequence[torch.Tensor]) -> 
 def differentiate(total: torch.Tensor, steps: Sequence[LossStep], again: bool = False) -> None:
     """Make the gradients of the leaves of all steps from the sum of their losses.
 
+    They are added to the leaves' `grad`; in scope "loss" they are put into `step.computed` instead.
+
     Raises ValueError where the loss has no backward.
 
     again: whether the graph is to be differentiated once more later."""
@@ -203,7 +206,8 @@ def prepare(
         with stage("loss"):
             return layout.loss(given, batch, prepared)
 
-    return LossStep(forward, batch, prepared, {"given": given}, adapter.overwrites_logits)
+    overwrites = adapter.overwrites_logits
+    return LossStep(forward, batch, prepared, {"given": given}, overwrites=overwrites)
 
 
 #: Elements that are brought to the host at a time.
@@ -239,6 +243,7 @@ def weighted_bits(values: torch.Tensor) -> torch.Tensor:
 
 
 def fingerprints(tensors: Tensors) -> dict[str, bytes]:
+    """Return the digest of the bits of each tensor by its name."""
     return {name: fingerprint(tensor) for name, tensor in tensors.items()}
 
 

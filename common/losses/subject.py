@@ -44,14 +44,14 @@ class Context:
     held: dict[int, Any] = field(default_factory=dict)  # inputs that were made ahead, by batch
 
     def make_batch(self, batch: int, repeat: int = 0, utterances: int | None = None):
-        """Return inputs of a batch in leaves without a gradient; held tensors are used if there are
-        any.
+        """Return inputs of a batch in leaves without a gradient.
 
-        The numbers are the same for every implementation.
+        A whole batch has the held tensors, if there are any.  The numbers are the same for every
+        implementation.
 
         Args:
-            repeat: each has other numbers, unless the inputs are held.
-            utterances: how many of the batch, from the first on; None: all.
+            repeat: each repeat has other numbers, unless the inputs are held.
+            utterances: how many of the batch, from the first on; None: the whole batch.
         """
         if utterances is None and batch in self.held:
             return self.held[batch].fresh()

@@ -26,7 +26,7 @@ from torch.nn.functional import logsigmoid, pad
 
 from rnnt_bench.core.implementations import DURATIONS, durations_of
 
-#: The numbers of frames and of targets of each utterance: integers, both (...).
+#: (numbers of frames, numbers of targets) of utterances: two integer tensors of one shape (...).
 Lengths = tuple[torch.Tensor, torch.Tensor]
 #: Stands for log 0 in sums that must stay finite, so that no gradient is inf - inf.
 LOG_ZERO = -1e30
@@ -83,7 +83,8 @@ class Topology:
         return chosen(self.log_probs(logits, blank), target, blank)
 
     def columns(self, target: torch.Tensor, blank: int, width: int) -> torch.Tensor:
-        """Return the column (..., P) of the logits that each part of a cell is of.
+        """Return for each part of a cell the column of the logits whose log-probability it is,
+        (..., P).
 
         Args:
             target: (...) int64, the next target of each cell.
@@ -97,8 +98,9 @@ class Topology:
         """Return the posterior probability (...) of each cell from the derivatives (..., P) of its
         parts.
 
-        Blank and target count every arc, so durations would count them twice.  An arc of
-        `Constrained` that takes a target counts also at the cell of its blank."""
+        It is the sum over the parts of blank and target, since every arc has one of the two.  The
+        parts of durations are left out: they would count the same arcs again.  An arc of
+        `Constrained` that takes a target has both, and counts at the cells of both."""
         return derivatives[..., :2].sum(-1)
 
     def arcs(self, parts: torch.Tensor, lengths: Lengths | None = None) -> list[Arc]:
@@ -125,7 +127,8 @@ def next_targets(targets: torch.Tensor, T: int, U1: int) -> torch.Tensor:
 
 
 def full_lengths(weight: torch.Tensor) -> Lengths:
-    """Return the lengths () of utterances that fill their weights (..., T, U+1)."""
+    """Return the lengths (T, U), both (), of utterances without padding, from their weights
+    (..., T, U+1)."""
     T, U1 = (torch.tensor(size, device=weight.device) for size in weight.shape[-2:])
     return T, U1 - 1
 
@@ -240,13 +243,14 @@ class Windowed(Topology):
 
         T_lengths, U_lengths: (...) integers of each utterance."""
         T_lengths = T_lengths.long().unsqueeze(-1)
-        U_lengths = U_lengths.long().clamp(min=1).unsqueeze(-1)
+        U_lengths = U_lengths.long().clamp(min=1).unsqueeze(-1)  # not 0: it divides
         u = torch.arange(U, device=T_lengths.device)
+        # The middle of target u's share of T / U frames, less half a window.
         first = (2 * u + 1) * T_lengths // (2 * U_lengths) - self.window // 2
         last = (first + self.window - 1).minimum(T_lengths - 1)
         return torch.stack([first.clamp(min=0), last], -1)
 
-    def outside(
+    def outside_window(
         self, T: int, U1: int, T_lengths: torch.Tensor, U_lengths: torch.Tensor
     ) -> torch.Tensor:
         """Return whether each cell (..., T, U+1) has a next target that may not be emitted there."""
@@ -263,15 +267,16 @@ class Windowed(Topology):
         """
         _, T, U1, _ = log_probs.shape
         column = next_targets(targets, T, U1).unsqueeze(-1)
-        outside = self.outside(T, U1, T_lengths, U_lengths).unsqueeze(-1)
+        outside_window = self.outside_window(T, U1, T_lengths, U_lengths).unsqueeze(-1)
         log_zero = max(LOG_ZERO, torch.finfo(log_probs.dtype).min / 2)
-        labels = log_probs.gather(-1, column).masked_fill(outside, log_zero)
+        labels = log_probs.gather(-1, column).masked_fill(outside_window, log_zero)
         return log_probs.scatter(-1, column, labels)
 
     def arcs(self, parts, lengths=None):
         blank, label = parts.unbind(-1)
-        outside = self.outside(*label.shape[-2:], *(lengths or full_lengths(label)))
-        return [Arc(1, 0, blank), Arc(0, 1, label.masked_fill(outside, -math.inf))]
+        T, U1 = label.shape[-2:]
+        outside_window = self.outside_window(T, U1, *(lengths or full_lengths(label)))
+        return [Arc(1, 0, blank), Arc(0, 1, label.masked_fill(outside_window, -math.inf))]
 
 
 #: The topologies by name, with the parameters that papers and recipes use.
@@ -437,4 +442,5 @@ def _losses(
             alphas.append(torch.full_like(start, LOG_ZERO))
     n = torch.arange(N, device=start.device)
     losses = -torch.stack(alphas, 1)[n, T_lengths + U_lengths, U_lengths]
+    # Without a path the loss is about -LOG_ZERO.
     return losses.masked_fill(losses > -LOG_ZERO / 2, math.inf)

@@ -15,7 +15,7 @@ from rnnt_bench.losses.adapter import Adapter
 from rnnt_bench.losses.gradients import Leaf
 from rnnt_bench.losses.judge import Answer, Judged, gradient_of
 
-#: Largest relative difference between a value and one with a known cause that it is taken for.
+#: A value is taken for one with a known cause if they differ by at most this share.
 NEAR = 1e-3
 
 
@@ -51,8 +51,9 @@ def of_gradient(answer: Answer, leaf: Leaf, worst: Judged, allowed: str) -> str:
     if leaf.missing:
         return f"{subject} missing"
     off_by = abs(leaf.factor - 1)
+    # A factor is the cause if it leaves little error, and less than half of what it explains.
     if leaf.beside_factor < min(NEAR * abs(leaf.factor), off_by / 2):
-        digits = 4 if off_by > NEAR / 2 else 8
+        digits = 4 if off_by > NEAR / 2 else 8  # so that it does not read "1 times"
         cause = guess(leaf.factor, 1.0, answer.shapes)
         return f"{subject} {leaf.factor:.{digits}g} times what is right{cause}; {allowed}"
     return f"{subject} not: at {leaf.furthest}; {worst.what} {size(worst.error)}, {allowed}"

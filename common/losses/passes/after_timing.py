@@ -59,8 +59,9 @@ class Taken:
         repeat: number of the draw of its inputs.
         loss: its loss.
         ranges: the ranges of a pruned loss, else None.
-        inputs: digests of what the loss may only read, by name; of the last step of a scope alone.
-        sketch: of its gradients; of the last step of a scope alone.
+        inputs: digests of what the loss may only read, by name; {} unless the step is the last of
+            its scope.
+        sketch: of its gradients; None unless the step is the last of its scope.
     """
 
     repeat: int
@@ -85,8 +86,9 @@ def sketch_of(context, scope: str, steps: Sequence[LossStep], factors: Factors =
 
 
 def seed_of(context) -> int:
-    """Return the seed of the random sums, the same for all losses of a round.  The first one that
-    asks draws it."""
+    """Return the seed of the random sums, and set `context.seed` to it.
+
+    It is the same for all losses of a round: the first job that needs it draws it."""
     if context.seed is None:
         key = ("seed", context.round)
         context.seed = int(remembered(context.shared, key, {}, draw_seed)["seed"][0])
@@ -153,6 +155,7 @@ def rights_of(context, scope: str, steps: Sequence[LossStep], factors: Factors =
         sketch = right.sketch(seed)
         largest_loss = float(torch.cat(right.losses).abs().max())
         losses = [float(loss.sum()) for loss in right.losses]
+        # "" stands for no leaf: its numbers are of the losses.
         return {"": [right.score, largest_loss, *losses], **sketch.numbers()}
 
     leaves = remembered(context.shared, key, tensors, compute)
@@ -178,7 +181,8 @@ def judge_losses(
 
 def judge_loss(context, scope: str, inputs: Batch, prepared: Any, loss: float) -> tuple[float, str]:
     """Return the relative error of the loss of a batch, and what is wrong in words, or ""."""
-    alone = LossStep(lambda: ONE, inputs, prepared, {})
+    # It is never run, and has no leaves, so the oracle makes no gradient.
+    alone = LossStep(lambda: ONE, inputs, prepared, leaves={})
     return judge_losses(context, inputs.shapes, [loss], rights_of(context, scope, [alone]))
 
 
@@ -188,7 +192,8 @@ def judge_gradient(
     """Return the largest error of the gradient of a leaf, as a share of its length, and what is
     wrong in words, or "".
 
-    scale: the largest factor that a loss is multiplied by.
+    scale: the largest factor that a loss is multiplied by; `rounding.allowed` takes a gradient
+        without it.
     """
     largest = max(length for length, *_ in rights.leaves.values()) / scale
     allowed = rights.allowed(context, shapes, largest=largest).length
@@ -210,9 +215,9 @@ class Judgement(NamedTuple):
 
 
 def check(context, scope: str, taken: Mapping[int, Taken]) -> Judgement:
-    """Judge the last timed step of each batch, and one more step where all repeats had the same
-    numbers, unless the loss loops in Python.
+    """Judge the last timed step of each batch.
 
+    Where all repeats had the same numbers one more step is judged, unless the loss loops in Python.
     Return the largest errors, and what is wrong with the first wrong step."""
     every = [judge_step(context, scope, batch, step) for batch, step in taken.items()]
     if context.held and not context.loops_in_python:
@@ -226,9 +231,13 @@ def check(context, scope: str, taken: Mapping[int, Taken]) -> Judgement:
 
 def judge_step(context, scope: str, batch: int, taken: Taken) -> Judgement:
     """Judge the last timed step of a batch by its loss, and by its inputs and gradient if they were
-    kept.  The inputs are made again."""
+    kept.
+
+    The inputs are made again.  The gradient of pruned logits is not judged if the ranges that are
+    made again are others."""
     adapter, model = context.adapter, context.model
-    inputs = context.new_batch(batch, 0 if batch in context.held else taken.repeat)
+    repeat = 0 if batch in context.held else taken.repeat  # held inputs are those of repeat 0
+    inputs = context.new_batch(batch, repeat)
     shapes = inputs.shapes
     overwritten = changed(taken.inputs, {name: getattr(inputs, name) for name in taken.inputs})
     prepared = layouts.of(adapter).prepare(inputs)
@@ -259,13 +268,13 @@ def judge_step(context, scope: str, batch: int, taken: Taken) -> Judgement:
 
 def judge_further_step(context, scope: str, taken: Mapping[int, Taken]) -> Judgement:
     """Judge the loss of one more step, on other numbers, of the batch that was timed last."""
-    last = next(batch for batch, step in taken.items() if step.inputs)
+    last = next(batch for batch, step in taken.items() if step.inputs)  # the only one that has them
     inputs = context.new_batch(last, FURTHER_REPEAT)
     step = prepare(context.adapter, context.model, inputs, scope)
     error, wrong = judge_loss(context, scope, inputs, step.prepared, float(step.run()))
     if wrong:
         wrong = f"scope {scope}: of one more step with other numbers, {wrong}"
-    return Judgement(error, 0.0, wrong)
+    return Judgement(error, grad_error=0.0, wrong=wrong)
 
 
 def hard_questions(context) -> Sequence[Question]:
@@ -286,6 +295,7 @@ def ask_hard(context, question: Question) -> str:
     It changes the weights of the joiner, so nothing may be timed afterwards.
     """
     adapter, model = context.adapter, context.model
+    # TF32 has as few digits as float16.
     dtype = "float16" if precision(context) == "tf32" else context.settings.dtype
     question = questions.of_dtype(question, dtype)
     factors = questions.factors_of(question)

@@ -12,8 +12,8 @@ A pruned loss is judged with its range widened to all of U, where it must be exa
 has its gap to the exact loss at the run's own range.
 
 A row may have the same code as another one of the run (`same_as`), under another library of
-products or cut in pieces.  It is asked the first question and the measured batch, in the scopes
-that are measured; the other row answers the rest for both.
+matrix products or cut in pieces.  Such a row is asked the first question and the measured batch, in
+the scopes that are measured.  The other row answers the rest for both.
 
 A question that fails is asked again in a fork that has asked nothing before.  A loss that is right
 there keeps something from an earlier call.  A loss that is off by little in float32, and right in
@@ -48,14 +48,14 @@ from rnnt_bench.losses.step import LossStep, changed, fingerprints
 from rnnt_bench.records.schema import AtSize, Correctness
 from rnnt_bench.system.processes import Fork
 
-#: Least error in float32 that a record tells: a fifth of what right losses of short sums have at
-#: most.
+#: Least `reference_error` of a record: a fifth of the error that rounding.PRECISIONS allows a loss
+#: in float32.
 LEAST_ROUNDING = 2e-5
 #: Seconds to wait for the answer of a fork, which has one thread.
 FORK_SECONDS = 60.0
 #: Utterances whose gap to the exact loss is measured, half a second each.
 GAP_UTTERANCES = 20
-#: Nats; a difference between smaller losses is rounding.
+#: In nats.  The gap to an exact loss of this size or less would be that of rounding.
 SMALLEST_LOSS = 1e-6
 #: Targets of the batch that is as long as the longest utterance of the file: few, so that it takes
 #: little.
@@ -87,7 +87,8 @@ class Checked(NamedTuple):
         loss: the largest error of the loss, over the questions with random, unscaled logits.
         gradient: the largest error of a gradient, over the same questions.
         slope: the largest difference to 1 of the factor that fits a gradient best, over the same.
-        failure: the failure that tells most, None if there is none.
+        failure: the first failure of an utterance alone, else the first of a batch; None if there
+            is none.
         imprecise: the largest error that only float64 shows to be rounding, None if there is none.
     """
 
@@ -160,14 +161,16 @@ def answers_at_size(context, index: int) -> tuple[list[Answer], list[str]]:
     """Return the answer about a batch in each scope.  Return also the names of what has other bits
     in a second step on the same numbers: "loss", or leaves by their gradient, in the first scope.
 
-    The steps of `run_before` come before each answer.  A loss that loops in Python, and a row of
-    the same code as another, leave them out, so they have no such names.  A row of the same code
-    is asked only in the scopes that are measured.
+    The steps of `run_before` come before each answer.  They are left out for a loss that loops in
+    Python, and for a row of the same code as another, and then the second list is empty.  A row of
+    the same code is asked only in the scopes that are measured.
     """
     result: list[Answer] = []
     differing: list[str] = []
-    every = layouts.of(context.adapter).scopes
-    for scope in context.settings.scopes if context.same_as else every:
+    scopes = layouts.of(context.adapter).scopes
+    if context.same_as:
+        scopes = context.settings.scopes
+    for scope in scopes:
         earlier: dict[str, bytes] = {}
         if not (context.loops_in_python or context.same_as):
             earlier = run_before(context, scope, index)
@@ -266,7 +269,8 @@ def check_at_size(
 
 
 def check_small(context) -> Checked:
-    """Ask the questions of small batches; of a row of the same code as another the first alone.
+    """Ask the questions of small batches.  A row of the same code as another is asked only the
+    first.
 
     A question that fails is asked again in a fork that has asked nothing before.  If the loss is
     right there, the words say that it keeps something.
@@ -280,7 +284,7 @@ def check_small(context) -> Checked:
     with Fork(judge_in_fork, possible=device.type == "cpu") as fork:
         checked = check(adapter, device, [questions.first(adapter)] if context.same_as else None)
         failure = checked.failure
-        # The answer is None where the fork has died, or is too slow.
+        # The answer is "" if the loss is right there, None if the fork has died or is too slow.
         if failure is None or fork.ask(failure.question, FORK_SECONDS) != "":
             return checked
     kept = "right when asked first: it keeps something from an earlier call"
@@ -316,10 +320,10 @@ def gap_of(adapter: Adapter, model: Joiner, alone: Batch) -> float | None:
     prepared = adapter.prepare(alone)
     with torch.no_grad():
         loss = float(layout.loss(layout.given(model, alone, prepared), alone, prepared))
-        every = oracle.losses(
+        exact_losses = oracle.losses(
             model.logits(alone), alone.targets, alone.shapes, adapter.blank, adapter.lattice
         )
-    exact = float(every.sum())
+    exact = float(exact_losses.sum())
     return finite((loss - exact) / exact) if exact > SMALLEST_LOSS else None
 
 
@@ -335,6 +339,7 @@ def check_long(context, measured: AtSize, imprecise: bool) -> str:
         imprecise: whether the loss is right on small batches in float64 alone.
     """
     T = int(context.all_batches.longest().max())
+    # With more than 2 x LONG_U frames each utterance below has more frames than targets.
     is_longer = T > max(measured.T_max, 2 * LONG_U)
     if not is_longer or context.loops_in_python or context.same_as:
         return ""
@@ -345,7 +350,7 @@ def check_long(context, measured: AtSize, imprecise: bool) -> str:
         replace(context, all_batches=long, batches=[0]),
         places,
         imprecise,
-        "a made-up batch as long as the file's longest utterance",
+        batch_name="a made-up batch as long as the file's longest utterance",
     )
     return wrong
 

@@ -75,8 +75,10 @@ def run(context) -> Iterator[Memory]:
 def highest_peaks(
     context, scope: str, batch: int, steps: int, level: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the highest peaks of some steps in bytes above `level`, by counter.  The last step has
-    a run with the profiler."""
+    """Return the highest peaks of some steps in bytes above `level`, by counter.
+
+    On a CPU a further step runs with the profiler after the last one, unless the loss loops in
+    Python."""
     highest: dict[str, Any] = {}
     fresh = partial(context.step, scope, batch)
     for number in range(steps):

@@ -82,6 +82,8 @@ def parts(context) -> list[Part]:
         warm_up = heaviest(context.all_batches, batches)
     step_first = settings.own_batches and not is_cuda
     scopes = list(settings.scopes)
+    # In other cases the order turns after each odd round: one scope is first in round 1, the other
+    # in rounds 2 and 3.
     if step_first or number // 2 % 2:
         scopes.reverse()
     order = rotated(batches, number)
@@ -90,7 +92,8 @@ def parts(context) -> list[Part]:
         # The next round takes other batches, since they may be sorted by size.
         count = max(1, len(batches) // BATCHES_FOR_A_LOSS)
         some = rotated(batches, number * count)[:count]
-        result[-1] = Part("loss", [], some, settings.max_seconds * LOSS_SHARE_OF_SECONDS)
+        seconds = settings.max_seconds * LOSS_SHARE_OF_SECONDS
+        result[-1] = Part("loss", warm_up=[], batches=some, seconds=seconds)
     return result
 
 
