@@ -276,5 +276,5 @@ def batch(path: str | None, seconds: float, size: int, sample_rate: int, seed: i
     if path is not None:
         audio = read(Path(path), sample_rate)
         repeats = math.ceil(len(wave) / len(audio))
-        wave = audio.repeat(repeats)[: len(wave)]
+        wave = audio.repeat(repeats)[: len(wave)]  # only the length of the noise counts here
     return wave.repeat(size, 1)

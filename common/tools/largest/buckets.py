@@ -178,7 +178,7 @@ def progress(config: Buckets, kept: Kept, loss: str) -> Progress:
         if not (name.startswith(head) and job.status in LIMITS and job.values):
             continue
         failed += 1
-        number = job.of(Try)[-1].bucket or 0
+        number = job.of(Try)[-1].bucket or 0  # never 0: each step of a training has a bucket
         size = outcomes[number].size or 0
         reduced.setdefault(number, size)
         outcomes[number].size = min(size - 1, int((1 - TOLERANCE) * size)) or None

@@ -206,21 +206,21 @@ def is_manifest(shape_file: Path | None) -> bool:
 
 def check(arguments: argparse.Namespace) -> None:
     """Raise UserError for a flag that has no effect beside the others, and for two scopes."""
-    refused = partial(refuse, parser(), arguments)
+    refuse_given = partial(refuse, parser(), arguments)
     model = arguments.model or ""
     if model:
-        refused(WITHOUT_MODEL, "does not go with --model; leave one of them out")
+        refuse_given(WITHOUT_MODEL, "does not go with --model; leave one of them out")
     else:
         of_training = [flag[2:].replace("-", "_") for flag in TRAINING]
-        refused(of_training, "only applies with --model; add that, or leave it out")
+        refuse_given(of_training, "only applies with --model; add that, or leave it out")
         if arguments.format in PASTED:
-            refused(["format"], f"{arguments.format} only applies with --model; add that")
+            refuse_given(["format"], f"{arguments.format} only applies with --model; add that")
     if has_sizes(model):
-        refused(OF_FACTORY, f"is for a class or a factory; {model} has the sizes")
+        refuse_given(OF_FACTORY, f"is for a class or a factory; {model} has the sizes")
     if not is_manifest(arguments.shape_file):
-        refused(["bpe_model"], "is for a lhotse manifest as --shape-file")
+        refuse_given(["bpe_model"], "is for a lhotse manifest as --shape-file")
     if arguments.scopes and len(arguments.scopes) > 1:
-        refused(["scopes"], "has to be one of loss and step")
+        refuse_given(["scopes"], "has to be one of loss and step")
 
 
 class Plan(NamedTuple):

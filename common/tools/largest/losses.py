@@ -147,7 +147,7 @@ def _cells(config: Losses, state: Outcome, kept: Kept) -> dict[str, Cell]:
     limited_by = state.limited_by or "-"
     if limited_by == "cap":
         limited_by = "--largest-cap" if config.capped else "all there are"
-    where = kept.job(f"{state.name} correctness").environment or schema.Environment()
+    environment = kept.job(f"{state.name} correctness").environment or schema.Environment()
     return {
         "implementation": Cell(state.name),
         "kind": Cell(TITLES.get(config.kinds[state.name], "")),
@@ -157,8 +157,8 @@ def _cells(config: Losses, state: Outcome, kept: Kept) -> dict[str, Cell]:
         "limited by": Cell(limited_by),
         "heaviest batch N x T x U+1": Cell(heaviest),
         "peak MB": measured(state.peak_mb),
-        "torch": Cell((where.torch or "-").partition("+")[0]),
-        "version": Cell(where.implementation_version or "-"),
+        "torch": Cell((environment.torch or "-").partition("+")[0]),
+        "version": Cell(environment.implementation_version or "-"),
     }
 
 

@@ -63,7 +63,7 @@ class Training:
         with self.device:
             inputs = torch.randn(size)
             symbols = torch.randint(1, V, (N, U))
-            started = pad(symbols, (1, 0), value=blank)
+            started = pad(symbols, (1, 0), value=blank)  # (N, U+1), with a blank first
             if not input_name:
                 return inputs, torch.full((N,), T), started, torch.full((N,), U + 1)
             mask = torch.ones(size[:2], dtype=torch.bool)

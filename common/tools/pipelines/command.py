@@ -114,21 +114,22 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
 def planned(config: Pipeline) -> list[job.Task]:
     """Return a task for each stage of each example.
 
-    A task leaves its outputs in a file, which the next stage's task takes: "0-1.pt", by the numbers
-    of example and stage, from 0."""
+    The task of any stage but the last leaves its outputs in a file, which the next stage's task
+    takes.  The file is called "0-1.pt", by the numbers of example and stage, from 0."""
     tasks = []
     for number, example in enumerate(config.examples):
-        taken = None
+        takes = None
         for index, stage in enumerate(config.stages):
-            left = f"{number}-{index}.pt" if stage is not config.stages[-1] else None
+            is_last = stage is config.stages[-1]
+            leaves = None if is_last else f"{number}-{index}.pt"
             task = job.Task(
                 config.job(example, stage),
                 TOOL,
                 as_written(Request(config, number, index)),
                 python=Path(stage.python) if stage.python else None,
-                takes=taken,
-                leaves=left,
+                takes=takes,
+                leaves=leaves,
             )
             tasks.append(task)
-            taken = left
+            takes = leaves
     return tasks

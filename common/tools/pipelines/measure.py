@@ -49,6 +49,7 @@ def run(job: JobSpec) -> Iterator[Any]:
     if stage.builder:
         source = loading.imported(stage.builder)(source)
     elif not job.takes:
+        # Without a builder the first stage's model takes the example's inputs and their lengths.
         source = source["src_tokens"], source["src_lengths"]
     with torch.no_grad():
         model = loading.made(stage.factory, loading.imported(stage.factory), stage.arguments)
