@@ -41,6 +41,7 @@ def parser() -> Parser:
 
 
 def main(options: Namespace) -> int:
+    """List the losses with --list, else measure them; return the exit code."""
     return listing.main(options) if options.list else benchmark.main(options)
 
 
@@ -55,6 +56,8 @@ class Script:
 
     @property
     def implementation(self) -> implementations.Implementation:
+        """Return the row of the script, which is added to the table if it has none.  Raises
+        UserError."""
         return implementations.of_file(self.file)
 
     def parser(self) -> Parser:

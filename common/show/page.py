@@ -140,6 +140,7 @@ def _group_section(index: int, groups: Sequence[Group], folders: Paths) -> parts
 
 
 def _sweep_section(index: int, sweep: Sweep) -> parts.Section:
+    """Return the section of a sweep: its plots, and what failed."""
     title = f"Sweep over {' and '.join(map(flag, sweep.grid))}"
     failures = cards.failures(sweep.rows)
     return parts.Section(

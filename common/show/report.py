@@ -33,6 +33,7 @@ def parser() -> Parser:
 
 
 def main(options: Namespace) -> int:
+    """Write the page and print its path; return the exit code."""
     interpreters.need("jinja2")
     log = logs.read_any(options.log)
     print(page.write(log, options.output, options.log or [Path("log")]))

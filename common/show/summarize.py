@@ -83,6 +83,7 @@ def _text(log: logs.Log, options: Namespace) -> str:
 
 
 def main(options: Namespace) -> int:
+    """Print the table, or write it to the file of --output; return the exit code."""
     log = logs.read_any(options.log, options.all_runs)
     text = _text(log, options)
     if options.output is not None:

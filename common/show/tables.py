@@ -221,6 +221,7 @@ class Terminal(NamedTuple):
     colors: Mapping[str, str] = {}
 
     def painted(self, words: str, mark: str) -> str:
+        """Return words in the colour of a mark; as they are on a terminal without colours."""
         return painted(words, mark, self.colors)
 
     def wrapped(self, text: str, most: int | None = MOST_LINES) -> Lines:

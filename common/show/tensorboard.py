@@ -93,6 +93,7 @@ def parser() -> Parser:
 
 
 def main(options: Namespace) -> int:
+    """Write the event files of all runs of a log folder, and say how many; return the exit code."""
     interpreters.need("tensorboard", "viewer")
     log_dir = options.log_dir
     problem = not_a_folder(log_dir)

