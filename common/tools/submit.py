@@ -100,6 +100,7 @@ def records(folder: Path) -> Iterator[dict[str, Any]]:
         record = kept(schema.as_written(line), "")
         if line is header:
             passes = header.settings.passes or ()
+            # Where the trace pass is the only one, its name stays: `passes` is never emptied.
             record["settings"]["passes"] = [name for name in passes if name != "trace"] or passes
             record["settings"]["shape_file"] = shape_file(header.settings.shape_file)
             record["command"] = flags_of(header.command)

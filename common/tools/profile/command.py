@@ -145,6 +145,7 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     """Profile a training step; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
     is_sorted = arguments.sort_utterance
+    # The setting that bounds a batch, and that of the other way to make batches.
     key, unused = "batch_size", "max_frames"
     if is_sorted:
         key, unused = unused, key
@@ -199,6 +200,7 @@ def chosen(arguments: argparse.Namespace) -> Choice:
     values = {}
     for key, value in arguments.arg:
         parsed = configuration.parsed(value, f"--arg {key}")
+        # The name of a file is made absolute, as that of a model's file is.
         values[key] = os.path.abspath(parsed) if os.path.isfile(str(parsed)) else parsed
     return Choice(
         sizes=read_sizes(config, changes, "--size"),

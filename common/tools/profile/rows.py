@@ -239,7 +239,7 @@ def parts_of(measured: Measured) -> list[Part]:
 
     places = [(span.chain, span.phase) for span in measured.spans]
     for span in measured.spans:
-        *above, label = span.chain
+        *above, label = span.chain  # the labels around it, and its own
         amounts = amounts_of(span, on_cuda)
         part = part_of(span.chain, span.phase)
         part.calls += span.calls
