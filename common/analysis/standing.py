@@ -361,6 +361,8 @@ def set_apart(rows: Sequence[Row]) -> None:
         parts = []
         if torch.version and torch.version != usual.version:
             parts.append(f"under torch {torch.version}")
+        # MKL on its path for Intel multiplies as fast as the processor can; torch's own products
+        # are those of MKL as it is.
         if torch.version and torch.mkl_as_intel and not usual.mkl_as_intel:
             parts.append("with torch's products at the processor's rate")
         if torch.version and usual.mkl_as_intel and not torch.mkl_as_intel:

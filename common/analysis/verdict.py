@@ -444,6 +444,7 @@ def memory_answer(row: Row, smallest: Pick | None) -> Sentence:
     if row in [smallest.row, *smallest.rivals]:
         if not smallest.sure:
             return [peak, ", as small as any"]
+        # Without the first part, the peak of the smallest, which `peak` has said.
         following = against_next(smallest, PEAK)[1:] if smallest.next else []
         return [peak, ", the smallest", *following]
     least = smallest.row

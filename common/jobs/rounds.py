@@ -94,7 +94,7 @@ class Rounds:
     """
 
     def __init__(self, session: Session):
-        """Take in the rounds on disk of runs that go on."""
+        """Take in the timing rounds that resumed runs already have on disk."""
         self.session = session
         self.no_limits = False
         self.ms: dict[str, dict[tuple[int, int], float]] = {}

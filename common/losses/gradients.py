@@ -120,8 +120,8 @@ class Errors:
 
     Attributes:
         leaves: the errors of each leaf
-        sums: by what is summed over, the largest sum of errors as a share of the right sum: a
-          "frame", a "u", a "symbol", a "cell", or the name of a leaf that is summed by row
+        sums: by what is summed over, the largest sum of errors as a share of what it is compared
+          with.  Keys: a "frame", a "u", a "symbol", a "cell", or the name of a leaf, summed by row
         padding: the largest magnitude in the padding, None if there is no padding
     """
 
@@ -133,28 +133,36 @@ class Errors:
         # sums (2, ...) of errors and of what they are compared with, over the cells so far
         self.by_u = self.by_symbol = torch.zeros(0)
 
-    def note_sums(self, over: str, errors: torch.Tensor, rights: torch.Tensor) -> None:
-        """Note sums of errors, and the right sums of the same shape; `over` is a key of `sums`."""
-        least = max(rounding.FLOOR * rights.mean().item(), rounding.TINY)
-        self.sums[over] = max(self.sums[over], largest(errors / rights.clamp(min=least)))
+    def note_sums(self, over: str, errors: torch.Tensor, scales: torch.Tensor) -> None:
+        """Keep the largest ratio of a sum of errors to its scale in `sums[over]`.
+
+        Args:
+            errors: sums of errors.
+            scales: what each is compared with, of the same shape; a scale counts as at least a
+              small share of their mean.
+        """
+        least = max(rounding.FLOOR * scales.mean().item(), rounding.TINY)
+        self.sums[over] = max(self.sums[over], largest(errors / scales.clamp(min=least)))
 
     def note_leaf(self, name: str, computed: torch.Tensor | None, right: torch.Tensor) -> None:
         """Note the gradient of a whole leaf."""
         error = self.leaves[name].add(computed, right)
         if right.dim() > 1:
-            self.note_sums(name, error.sum(-1), right.abs().sum(-1))
+            self.note_sums(name, errors=error.sum(-1), scales=right.abs().sum(-1))
 
     def note_cells(self, part: Part) -> None:
         """Note the gradient of the logits of some frames, which come in their order."""
         error = self.leaves["given"].add(part.computed, part.right, part.describe)
         if part.computed is None:
             return
-        # A sum of errors is compared with the posterior of its cells.
+        # The errors of each cell, (frames, cells), are compared with the cell's posterior.
         posterior = self.adapter.lattice.posterior(part.derivatives)
         sums = torch.stack([error.sum(2), posterior])
-        self.note_sums("frame", *sums.sum(2))
-        over_v = part.computed.detach().double().sum(2) - part.right.sum(2)
-        self.note_sums("cell", over_v.abs(), posterior)
+        errors_of_frames, posteriors_of_frames = sums.sum(2)
+        self.note_sums("frame", errors_of_frames, posteriors_of_frames)
+        # A cell's gradient adds up to 0 over V, so errors with their signs must cancel too.
+        net_error = part.computed.detach().double().sum(2) - part.right.sum(2)
+        self.note_sums("cell", net_error.abs(), posterior)
         self._note_by_u(part, sums)
         self._note_by_symbol(part, error)
 

@@ -225,7 +225,8 @@ def answers(
 ) -> Iterator[tuple[Question, Answer]]:
     """Yield each question with its answer in each of its scopes; `run` as in `answer`.
 
-    There is no answer where the loss gives no losses of utterances, or refuses what it may refuse.
+    A question is left out in a scope in two cases: it needs the loss of each utterance, and the
+    adapter returns only their sum; or it has `may_refuse`, and the loss raises an error.
     """
     for question in asked:
         asked_of = adapter.but(reduction="none") if question.is_weighted else adapter

@@ -166,7 +166,7 @@ class Server:
                 preexec_fn=partial(die_with_parent, os.getpid()),
             )
         self.poll = select.poll()
-        # stdout is a pipe, and never None; "or" says so to mypy.
+        # mypy takes `process` for a Popen here, whose stdout may be None; this one is a pipe.
         self.poll.register(self.process.stdout or -1, select.POLLIN)
 
     def ask(self, **request: str) -> None:

@@ -68,7 +68,7 @@ def kept(value: Any, field: str) -> Any:
 
     value: in types of JSON; field: its name, "" for a whole record."""
     if isinstance(value, dict):
-        # In these dicts SENT_TEXTS has the name of the dict, and not of each key.
+        # SENT_TEXTS names these dicts as a whole: their texts are sent under the name of the dict.
         is_one_field = field in ("settings", "values", "variables")
         items = {}
         for key, item in value.items():
