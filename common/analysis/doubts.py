@@ -256,8 +256,8 @@ def _about_drift(evidence: Evidence) -> Iterator[Doubt]:
     ratio = evidence.ratio
     judged = evidence.judged
     assert ratio and judged
-    # Rounds that have batches of their own (`least` is of these alone) differ in length, so only
-    # their ratio shows a drift.
+    # Where each round measures batches of its own (only then is `ratio.least` set), the times of
+    # the rounds differ anyway.  So a drift is looked for in the ratio of each round instead.
     sides = [ratio.baseline, ratio.new] if ratio.least is None else [evidence.by_round]
     drift = max(map(_drift, sides))
     if drift >= abs(math.log(judged.ratio)):

@@ -208,8 +208,8 @@ def differences(first: Row, other: Row) -> list[str]:
 
 
 def _other_batches(first: Row, other: Row) -> list[str]:
-    """Return ["batches ... / ..."] if two runs have no batch in common, or a batch of one index has
-    other numbers of cells; else [].
+    """Return ["batches ... / ..."] if two runs have no batch index in common, or different numbers
+    of cells for the same index; else [].  Return [] too if the batches of a run are not known.
 
     Batches of one run alone are no difference: only that run may have had the time for further
     rounds, which add batches of their own."""

@@ -43,8 +43,10 @@ def described(machine: Machine) -> str:
 
 
 def machine_of(row: Row) -> str:
-    """Return the machine of a row as "AMD EPYC (family 26, model 2, AVX-512), 2 cores"; where
-    records have a name alone, with the rates of the run behind it."""
+    """Return the machine of a row: "AMD EPYC (family 26, model 2, AVX-512), 2 cores".
+
+    Where the records have only the processor's name, the rates that the run measured follow:
+    "AMD EPYC, 2 cores (memory 38 GB/s, products 207 GFLOP/s)"."""
     machine = row.header.machine
     measured = rates(row)
     if measured and not is_known(machine):

@@ -141,8 +141,8 @@ def ratio(
     Args:
         together: whether both were measured in one run, round by round
         confidence: of the interval
-        padding: makes the ratio one over all batches of the file, where rounds have batches of
-            their own; None where it is not known
+        padding: with it the ratio is over all batches of the file and not only the measured ones;
+            only used where rounds have batches of their own; None where it is not known
     """
     if have_own_batches(baseline) or have_own_batches(new):
         return own_batches_ratio(baseline, new, confidence, padding), together

@@ -82,8 +82,8 @@ def error(value: float | None) -> str:
 
 
 def finite(value: float) -> float:
-    """Return the number, or UNBOUNDED for NaN and for what is above it, such as infinity: JSON has
-    neither."""
+    """Return the number; UNBOUNDED in place of NaN, infinity and any number above UNBOUNDED, since
+    JSON has no NaN and no infinity."""
     return value if value < UNBOUNDED else UNBOUNDED
 
 

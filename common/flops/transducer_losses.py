@@ -157,7 +157,10 @@ def _fused_arcs(fused: Any, sizes: Sequence[_Size], per_arc: int) -> int:
 
 
 def _fused_losses(call: Call) -> Count:
-    """Count joiner and loss in one kernel.  The C++ code computes fewer cells of peaky logits.
+    """Count joiner and loss in one kernel, over all cells.
+
+    With the logits of a trained model the C++ code leaves out cells that change nothing, so the
+    count is too high for it then.
 
     Beside the products a cell takes 2 H for the sum and the activation, 2 V for the denominator,
     and 1 for each log-probability.  An arc takes a sum, and 4 for that in the log domain; 2 more

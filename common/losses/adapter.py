@@ -212,7 +212,9 @@ class Adapter:
     def prepare(self, batch: Labels) -> SimpleNamespace:
         """Return targets and lengths as the package takes them, by the names of its arguments.
 
-        Targets come first.  It is not timed, so `batch` has no outputs of encoder and decoder.
+        They are in the order of these arguments, targets first, since `call` may pass them by
+        position.  This is not timed.  So `batch` has no outputs of encoder and decoder, and no work
+        on them can be done here.
         """
         raise NotImplementedError
 
@@ -375,5 +377,5 @@ class OfFunction(Adapter):
 
     def loss_of(self, tensors: Mapping[str, Any], prepared: SimpleNamespace) -> Any:
         losses = self.call(tensors, prepared)
-        # The user's function may return no tensor at all: `step.summed` says so.
+        # The user's function may return no tensor at all: `step.checked_sum` says so.
         return losses.sum() if getattr(losses, "ndim", 0) and self.reduction != "none" else losses

@@ -93,15 +93,15 @@ class LossStep:
         with torch.set_grad_enabled(not self.forward_only):
             loss = self.forward()
         after_forward()
-        self.answer = summed(loss).detach()
+        self.answer = checked_sum(loss).detach()
         if not self.forward_only:
             with stage("backward"):
                 differentiate(loss, [self])
         return self.answer
 
 
-def summed(loss: Any) -> torch.Tensor:
-    """Return a loss as it is, after a check.
+def checked_sum(loss: Any) -> torch.Tensor:
+    """Return a loss as it is, after a check that it is a sum.
 
     Raises TypeError if it is no torch.Tensor, and ValueError if it has not one element."""
     if type(loss) is not torch.Tensor:
@@ -119,15 +119,16 @@ def summed(loss: Any) -> torch.Tensor:
 def run_together(steps: Sequence[LossStep], factors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run forward of all steps, then one backward of their losses times `factors`, all added.
 
-    Returns the loss of each step, detached.
+    Returns for each step what its forward returned, detached.
 
-    factors: of each step, () for its summed loss, or (N,) for the losses that it returns then."""
+    factors: one tensor for each step, () if its forward returns the summed loss, and (N,) if it
+      returns the losses of the N utterances."""
     losses = []
     products = []
     for step, factor in zip(steps, factors):
         loss = step.forward()
         if factor.numel() == 1:
-            summed(loss)
+            checked_sum(loss)
         step.answer = loss.detach()
         losses.append(step.answer)
         products.append(weighted(loss, factor))
@@ -184,8 +185,9 @@ def leaves_of(model: Joiner, batch: Batch) -> dict[str, torch.Tensor]:
 def prepare(
     adapter: Adapter, model: Joiner, batch: Batch, scope: str, logits: torch.Tensor | None = None
 ) -> LossStep:
-    """Return a step on a batch whose outputs have no gradient yet.  Drop the weights' gradients of
-    an earlier step.  Untimed.
+    """Return a step on a batch, untimed.  Drop the weights' gradients of an earlier step.
+
+    The encoder_out and decoder_out of the batch must have no gradient yet.
 
     logits: (N, T, U+1, V), in place of the joiner's; only in scope "loss"."""
     model.zero_grad(set_to_none=True)

@@ -191,8 +191,8 @@ def rows_of(folder: Path) -> list[Row]:
 def problems(folder: Path, sources: Mapping[str, Row] | None = None) -> Iterator[str]:
     """Yield a line for each reason why a folder of results is incomplete or inconsistent.
 
-    sources: the rows of the log folder of which it was made, by the names of their runs' folders in
-    `folder`.  Lines then name the folders of the log folder."""
+    sources: name of a run's folder in `folder` -> the row of the log folder from which that run was
+      made.  With it, lines name a run by its folder in the log folder."""
     try:
         rows = rows_of(folder)
     except UserError as error:

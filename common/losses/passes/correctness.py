@@ -158,8 +158,10 @@ def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float3
 
 
 def answers_at_size(context, index: int) -> tuple[list[Answer], list[str]]:
-    """Return the answer about a batch in each scope.  Return also the names of what has other bits
-    in a second step on the same numbers: "loss", or leaves by their gradient, in the first scope.
+    """Return the answer about a batch in each scope, and the names of what did not repeat.
+
+    In the first scope a step runs twice on the same numbers.  Named are "loss", and the leaves
+    whose gradient has other bits the second time.
 
     The steps of `run_before` come before each answer.  They are left out for a loss that loops in
     Python, and for a row of the same code as another, and then the second list is empty.  A row of
