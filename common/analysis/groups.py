@@ -87,11 +87,11 @@ def groups(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def kind_rank(row: Row) -> tuple[int, str]:
-    """Return a sort key: the place of the row's kind in tables, then its `other_torch`."""
+    """Return a sort key: the position of the row's kind in tables, then its `other_torch`."""
     kinds = implementations.KINDS
     # Rows of unknown kind (traces without records) stand among the exact ones.
-    place = kinds.index(row.kind) if row.kind in kinds else 0
-    return place, row.other_torch
+    position = kinds.index(row.kind) if row.kind in kinds else 0
+    return position, row.other_torch
 
 
 #: Kind -> the title above its rows.

@@ -310,7 +310,11 @@ def answer_of(matrix: Matrix, of_user: Sequence[str] = ()) -> kept.Answer:
     """
     clean = [called(row.name, row) for row in matrix.judged if not _odd_cases(row, matrix.cases)]
     asked = f"{matrix.heading}; {text.count(len(matrix.cases), 'case')}"
-    lines = [f"{heading}: {line}" for heading, found in findings(matrix).items() for line in found]
+    lines = [
+        f"{heading}: {finding}"
+        for heading, of_heading in findings(matrix).items()
+        for finding in of_heading
+    ]
     rows = [
         {"loss": row.name, "case": case.name, **structs.asdict(outcome_of(row, case))}
         for row in matrix.judged
@@ -364,8 +368,8 @@ def page(matrix: Matrix, earlier: Mapping[str, Corners]) -> str:
         listed(remarks(matrix), "markdown"),
         "## Findings",
     ]
-    for heading, found in findings(matrix, brief=True).items():
-        lines += [f"### {heading}", listed(found, "markdown")]
+    for heading, of_heading in findings(matrix, brief=True).items():
+        lines += [f"### {heading}", listed(of_heading, "markdown")]
     if earlier:
         lines += ["## Judged earlier", "This run did not judge these; an earlier one did:"]
         lines.append(listed(_of_earlier(earlier), "markdown"))

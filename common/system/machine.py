@@ -23,19 +23,23 @@ from typing import Any, NamedTuple
 
 from rnnt_bench.system import memory, processes
 
+
+def affinity() -> Set[int]:
+    """Return the numbers of the CPUs that this process may use now."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
 #: CPUs that this process may use, when it starts.  OpenMP may bind threads to some of them later.
-CPUS: Set[int] = frozenset(
-    os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-)
+CPUS = frozenset(affinity())
 
 
 def cpu_count() -> int:
     """Return the number of CPUs that this process may use, by its affinity and cgroups.
 
     The quota of a cgroup is rounded up."""
-    count = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    count = len(affinity())
     return min(count, math.ceil(memory.cgroup_cpus() or count))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -28,6 +29,13 @@ from rnnt_bench.tools.kept import Answer, Kept, read
 Follow = Callable[[Kept], list[Task]]
 #: Returns the fields of a header that are equal in two runs of the same measurement.
 _identity = attrgetter("tool", "name", "config", "settings")
+
+
+def run_name(model: str) -> str:
+    """Return the name of a run from that of its model, as a part of the name of a folder.
+
+    "package.module:name" gives "package.module-name", and "hf:owner/name" gives "name"."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name).strip("-.") or "model"
 
 
 def add_flags(

@@ -5,7 +5,6 @@ The model is counted in a process of its own, since this one has no torch."""
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -180,8 +179,7 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
                 print(f"warning: {line}", file=sys.stderr)
         return result
 
-    # "package.module:name" and "hf:owner/name" name a folder as "package.module-name" and "name".
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(arguments.model).name).strip("-.") or "model"
+    name = commands.run_name(arguments.model)
     resolved = settings.resolve({}, "cpu")
     return commands.measured(
         show.TOOL, name, config, [task], resolved, arguments, answer, executor, timed=False

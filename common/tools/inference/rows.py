@@ -141,8 +141,8 @@ def is_skipped(position: Position, grid: Dimensions) -> bool:
     `triangle_only`.
 
     Rows are the durations and columns the batch sizes, in the order of the configuration.  The
-    first row and the first column stay.  Any other position is left out if the numbers of its row
-    and its column, from 0, add up to at least half of the count of rows and columns together."""
+    first row and the first column stay.  Numbers count from 0.  Any other position is left out if
+    its row's number plus its column's is at least half of all rows and columns together."""
     row = grid.audio_mockup_secs.index(position.seconds)
     column = grid.batch_sizes.index(position.size)
     half = (len(grid.audio_mockup_secs) + len(grid.batch_sizes)) / 2

@@ -6,7 +6,6 @@ training.  No torch here."""
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -375,8 +374,7 @@ def plan_for_model(arguments: argparse.Namespace) -> Plan:
             for name, request in buckets.next_probes(config, run, steps)
         ]
 
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(arguments.model).name)  # "model.py-factory"
-    return Plan(name, config, resolved, next_tasks)
+    return Plan(commands.run_name(arguments.model), config, resolved, next_tasks)
 
 
 def _utterances(path: Path, bpe_model: Path | None) -> tuple[Any, float]:

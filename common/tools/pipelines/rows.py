@@ -285,7 +285,7 @@ def total_row(rows: Sequence[Row]) -> Row:
 
 
 class Ended(Struct):
-    """How the examples of a run ended.
+    """Hold how the examples of a run ended.
 
     Attributes:
         costs: of each example that ended well, a Costs for each stage
