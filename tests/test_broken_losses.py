@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rnnt_bench.analysis import logs, measured
-from rnnt_bench.core import implementations, settings
+from rnnt_bench.core import implementations, settings, text
 from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.implementations import BY_NAME, find
 from rnnt_bench.data import batching
@@ -665,12 +665,14 @@ def test_packages_compute_in_float32(name):
     assert result.ok and result.grad_error < 10 * result.reference_error
 
 
-def test_a_loss_that_is_not_a_number_is_called_so(monkeypatch):
+@pytest.mark.parametrize("factor", ["nan", "inf", "-inf"])
+def test_a_loss_that_is_not_a_number_is_called_so(factor, monkeypatch):
     adapter = reference()
     right = adapter.loss
-    monkeypatch.setattr(adapter, "loss", lambda logits, given: right(logits, given) * float("nan"))
+    monkeypatch.setattr(adapter, "loss", lambda logits, given: right(logits, given) * float(factor))
     record, wrong = judged(context_of(adapter))
-    assert record.at_size is None and "loss nan" in wrong
+    assert record.at_size is None and f"loss {factor}" in wrong
+    assert text.finite(float(factor)) == text.UNBOUNDED
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])

@@ -173,6 +173,7 @@ def test_a_wrong_target_is_noticed(adapter, device):
     changed = replace(batch, targets=batch.targets % (V - 1) + 1)
     right, wrong = (step.prepare(wide, model, inputs, "step").run() for inputs in (batch, changed))
     assert oracle.relative_error(wrong, right) > 1e-3
+    assert oracle.relative_error(wrong, right + math.inf) == oracle.relative_error(wrong + math.inf, right) == math.inf
 
 
 def test_padding_of_the_inputs_does_not_matter_and_inputs_stay(adapter, device):

@@ -151,6 +151,11 @@ def test_independent_ratio_of_different_rounds_and_of_too_few():
     assert (estimate.ratio, estimate.low, estimate.high) == pytest.approx((2, 2, 2))
     assert (len(estimate.baseline), len(estimate.new), estimate.batches) == (2, 3, 1)
     assert ratios.independent_ratio({1: {0: 1}}, {1: {0: 3}, 2: {0: 3}}).low is None
+    alike = ratios.independent_ratio({1: {0: 1}, 2: {0: 1}}, {1: {0: 3}, 2: {0: 3}})
+    assert [ratios.Evidence(ratio=alike, paired=paired).by_round for paired in (True, False)] == [
+        [pytest.approx(3)] * 2,
+        [],
+    ]
     assert ratios.independent_ratio({}, {1: {0: 3}}) is None
 
 
@@ -254,6 +259,7 @@ def test_two_runs_with_the_same_batches_in_a_round_are_compared_batch_by_batch()
     judged = Standing(Row(), Row("b"), "step", ratio=estimate, paired=paired, rounds=(5, 5))
     reasons = [replace(judged, busy=(0.0, busy)).doubt for busy in (0.5, 0)]
     assert not paired and "beside other load" in reasons[0] and "separate runs" in reasons[1]
+    assert judged.by_round == pytest.approx([1.1] * 5)
     assert not replace(judged, control=ratios.control([estimate._replace(ratio=1.0)] * 3)).doubt
     assert ratios.ratio(baseline, new, together=True)[1]
 

@@ -504,9 +504,11 @@ class Evidence:
 
     @property
     def by_round(self) -> list[float]:
-        """Return the ratio of each round in the order of time; empty where the sides have unequal
-        numbers of rounds."""
+        """Return the ratio of each round in the order of time.
+
+        Empty where a round of one side does not belong to one of the other: in two separate runs
+        whose rounds do not have batches of their own."""
         ratio = self.ratio
-        if ratio is None or len(ratio.baseline) != len(ratio.new):
+        if ratio is None or not (self.paired or ratio.least):
             return []
         return [after / before for before, after in zip(ratio.baseline, ratio.new)]

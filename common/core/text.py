@@ -82,9 +82,9 @@ def error(value: float | None) -> str:
 
 
 def finite(value: float) -> float:
-    """Return the number; UNBOUNDED in place of NaN, infinity and any number above UNBOUNDED, since
-    JSON has no NaN and no infinity."""
-    return value if value < UNBOUNDED else UNBOUNDED
+    """Return the number; UNBOUNDED in place of NaN, of both infinities and of a number as large,
+    since JSON has no NaN and no infinity."""
+    return value if abs(value) < UNBOUNDED else UNBOUNDED
 
 
 def first_line(error: BaseException) -> str:

@@ -199,11 +199,11 @@ def losses(
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest absolute difference over the largest expected magnitude.
 
-    It is 0 for tensors without elements, and infinite or NaN if an element is not finite."""
+    It is 0 for tensors without elements, and infinite if an element is not finite."""
     if not expected.numel():
         return 0.0
     expected = expected.detach().cpu().double()
     difference = (actual.detach().cpu().double() - expected).abs().max().item()
-    if math.isnan(difference):
+    if not math.isfinite(difference):
         return math.inf
     return difference / max(expected.abs().max().item(), TINY)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
+import math
 import re
 import zlib
 from array import array
@@ -368,12 +369,12 @@ class Trace:
     on_cuda: bool = False
     salvaged: int = 0
 
-    @property
-    def label_us(self) -> dict[str, float]:
-        """Return the total duration of the spans by name."""
+    def label_us(self, until: float = math.inf) -> dict[str, float]:
+        """Return the total duration of the spans by name, of those that begin before `until`."""
         totals: dict[str, float] = {}
         for begin, end, name in self.spans:
-            totals[name] = totals.get(name, 0.0) + end - begin
+            if begin < until:
+                totals[name] = totals.get(name, 0.0) + end - begin
         return totals
 
     def operators_in(self, step: Step) -> int:

@@ -115,7 +115,7 @@ def profiled(windows: list[Window], to_the_end: bool = False) -> Profiled:
         result.on_cuda = result.on_cuda or trace.on_cuda
         if durations:
             result.step_us.append(durations)
-            for label, us in trace.label_us.items():
+            for label, us in trace.label_us(stub.begin if stub else math.inf).items():
                 totals_us[label] = totals_us.get(label, 0.0) + us
         before = trace
     if result.step_us and not result.error:
