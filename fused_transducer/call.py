@@ -130,12 +130,15 @@ OPTIONS = _FIELDS[_FIELDS.index("blank") : -1]
 
 
 def packed(durations: Sequence[int] = (), **options: Any) -> List[float]:
-    """Return the options of a Call as one list of numbers, which operators of PyTorch take as one
-    argument: OPTIONS, then the durations. What is not given or None gets its default."""
+    """Return the options of a Call as one list of numbers: OPTIONS in their order, then durations.
+    PyTorch's operators take this list as one argument.
+
+    options: by name; a missing one gets its default in Call. `tile_cells` may be None, for 0.
+    """
     values = {"negligible": 0.0, "topology": "regular", "activation": "tanh", **options}
     values["activation"] = ACTIVATIONS.index(values["activation"])
     values["topology"] = TOPOLOGIES.index(values["topology"])
-    values["clamp"] = max(0.0, values.get("clamp", 0.0))
+    values["clamp"] = max(0.0, values.get("clamp", 0.0))  # 0 or less: no limit
     return [*(float(values.get(name) or 0) for name in OPTIONS), *map(float, durations)]
 
 

@@ -185,12 +185,13 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _backward_of(compute: Callable[..., Tuple[Tensor, ...]]) -> Callable[..., Any]:
-    """Return the backward of `losses` for autograd, which calls `compute`: the operator
-    `gradients`, or the Function around it."""
+    """Return the function that autograd calls as the backward of `losses`.
+
+    compute: returns the gradients: the operator `gradients`, or the Function around that operator
+    """
 
     def backward(ctx, grad_losses, *_):
-        """Return a gradient for each input of `losses`, None for those that autograd does not
-        want."""
+        """Return a gradient for each input of `losses`; None where autograd wants none."""
         wanted = list(ctx.needs_input_grad[:4])  # encoder_out, decoder_out, weight and bias
         computed = compute(grad_losses, *ctx.saved_tensors, ctx.options, ctx.backend, wanted)
         results = [x if want else None for x, want in zip(computed, wanted)]
@@ -263,8 +264,8 @@ def _flops_of_losses(*inputs, out_val=None, **_):
 
 
 def _flops_of_gradients(grad_losses, arcs, kept, *inputs, out_val=None, **_):
-    """Return the FLOPs of the gradients that are wanted, for each cell that has any; the logits
-    count too if none were kept."""
+    """Return the FLOPs of the wanted gradients, over the cells that have a gradient. If no logits
+    were kept, they are computed again, and count too."""
     *tensors, options, _, (wants_encoder, wants_decoder, wants_weight, _) = inputs
     call = Call.of(tensors, options)
     products = sum([len(kept) == 0, wants_weight, wants_encoder or wants_decoder])

@@ -168,8 +168,10 @@ class _Joiner:
             yield numbers, _Tile(n, t, u, target, has_target)
 
     def activations(self, tile: _Tile) -> Tuple[Tensor, Tensor, Union[Tensor, float]]:
-        """Return (x, activation(x), dropout's factors) of the cells, each (cells, H); without
-        dropout the factors are 1.0."""
+        """Return (x, activation(x), dropout's factors) of the cells, each (cells, H).
+
+        x is the sum of the outputs of encoder and decoder; without dropout the factors are 1.0.
+        """
         x = self.encoder[self.utterance_of[tile.n], tile.t].add_(self.decoder[tile.n, tile.u])
         factors: Union[Tensor, float] = 1.0
         if self.call.drop_below:

@@ -376,7 +376,7 @@ def espnet(
     """
     if getattr(joint_network, "deepbiasing", False):
         raise ValueError(
-            "espnet: deep biasing adds a vector for each pair of frame and token, which the loss cannot"
+            "espnet: deep biasing adds a vector for each pair of frame and token; the loss cannot add one"
         )
     named = {
         "targets": targets, "T_lengths": T_lengths, "U_lengths": U_lengths, "output": joint_network.lin_out,

@@ -329,8 +329,8 @@ def sweeps(rows: Sequence[Row]) -> list[Sweep]:
     return result
 
 
-def _without_swept(row: Row) -> Any:
-    """Return (names of the swept settings, the other settings with their values)."""
+def _without_swept(row: Row) -> tuple[list[str], dict[str, Any]]:
+    """Return (names of the settings that the row's run sweeps, its other settings by name)."""
     swept = row.header.values
     recorded = schema.as_written(row.header.settings)
     return list(swept), {key: value for key, value in recorded.items() if key not in swept}

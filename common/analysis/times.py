@@ -237,10 +237,10 @@ def least_work(
         # writes the gradient of every cell that has logits.
         written = reachable if kind == "pruned" else batch.useful_cells
         return itemsize * V * (2 * needed + written), 0.0
-    # A step need not store logits: the inputs (T frames and U + 1 decoder outputs of each
-    # utterance), the weights and the gradients of both move.
+    # A step need not store logits. It moves the inputs (T frames and U + 1 decoder outputs of each
+    # utterance), the weights, and the gradients of inputs and weights.
     inputs = (batch.frames or 0) + (batch.tokens or 0) + batch.N
-    # Three products of 2 H V operations a cell: the logits, and the gradients of input and weight.
+    # Three products of 2 H V operations a cell: the logits, and the gradients of inputs and weight.
     product = 6 * H * V
     if kind != "pruned":
         return 2 * itemsize * (inputs * H + H * V), product * needed

@@ -124,7 +124,7 @@ def fastest(rows: Sequence[Row], kinds: Sequence[str | None] | None = None) -> P
     """Return the fastest row by the step, or by the loss where no step was timed; None without
     times.
 
-    kinds: those to choose from; None for `ranked_kinds`
+    kinds: those to choose from; None means those of `ranked_kinds`
     """
     rows = _ok(rows, kinds)
     return by_time(rows, "step") or by_time(rows, "loss")
@@ -203,9 +203,9 @@ def ranked_kinds(rows: Sequence[Row]) -> Sequence[str | None]:
 
 
 def _ok(rows: Sequence[Row], kinds: Sequence[str | None] | None = None) -> list[Row]:
-    """Return the rows of some kinds that can be compared, under the torch that most rows have.
+    """Return the comparable rows of some kinds, without rows under another torch than most have.
 
-    kinds: None for `ranked_kinds`
+    kinds: None means those of `ranked_kinds`
     """
     kinds = ranked_kinds(rows) if kinds is None else kinds
     return [row for row in rows if row.is_comparable and row.kind in kinds and not row.other_torch]
@@ -416,8 +416,11 @@ def approximate_answer(pick: Pick) -> Sentence:
 
 
 def accuracy(row: Row) -> str:
-    """Return "off by 3% on random logits, which does not bound it in training"; "" where that was
-    not measured."""
+    """Return how far an approximate loss is from the exact one, by kind of logits: "off by 3% on
+    random logits, which does not bound it in training".
+
+    Return "off by 3%" if no kind of logits is recorded, and "" if this was not measured.
+    """
     by_logits = gaps(row.checked)
     if by_logits:
         shares = [

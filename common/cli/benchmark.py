@@ -265,8 +265,8 @@ def default_rows(
 def _settings(
     axes: Sequence[settings.Axis], flags: settings.Values, device: str
 ) -> list[settings.Settings]:
-    """Return the settings of each cell of a sweep; of one cell without a sweep.  Raises UserError
-    for flags that have no effect.
+    """Return the settings of each cell of a sweep; without a sweep, the settings of the only cell.
+    Raises UserError for flags that have no effect.
 
     A sweep and a run with --budget have no traces by default.  A sweep has no budget."""
     settings.check_axes(axes, flags)

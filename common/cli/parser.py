@@ -127,8 +127,8 @@ def add_flags(parser: ArgumentParser, without: Collection[str] = ()) -> None:
 def add_setting(group: Any, key: str, help: str, **arguments: Any) -> None:
     """Add the flag of a setting to a command that takes few of them.
 
-    key: of settings.SETTINGS; help: what it means in that command; arguments: others of
-    add_argument."""
+    key: of settings.SETTINGS; help: what it means in that command; arguments: further
+    arguments of add_argument, which replace the setting's own of the same name."""
     group.add_argument(
         settings.SETTINGS[key].flag,
         help=help,

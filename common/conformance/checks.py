@@ -96,12 +96,13 @@ def _zero(values: torch.Tensor, where: str = "") -> Outcome:
 
 
 def must_refuse(exam: Examination) -> Outcome:
-    """Judge an impossible input of two utterances: an error is right, any answer is wrong."""
+    """Judge a batch of two utterances with an impossible input: an error is right, any loss is
+    wrong."""
     if exam.interpreted:
         raise NotAsked("arrays of the simulator check their indices, those of a GPU do not")
     _, _, steps = exam.ready()
     try:
-        (loss,) = attempt(run_together, steps, [ONE])
+        (loss,) = attempt(run_together, steps, factors=[ONE])
     except Refused as refusal:
         return Outcome(PASS, f"refuses: {refusal}")
     return Outcome(DIFFERS, f"answers {listed(loss)}")

@@ -65,8 +65,9 @@ def parser() -> Parser:
         "--output",
         type=flag_types.path,
         metavar="DIR",
-        help=f"Also write {show.PAGE}, and {show.CORNERS}, which the verdict reads in docs/, into DIR; "
-        "what it has there of losses that this run does not judge is kept, with its day.",
+        help=f"Also write {show.PAGE} and {show.CORNERS} into DIR. Both keep what {show.CORNERS} there "
+        "says of losses that this run does not judge, with its day. The verdict of `run` and `show` reads "
+        f"docs/{show.CORNERS}.",
     )
     result.add_argument(
         "--list", action="store_true", help="List the cases with what they ask, and stop."
@@ -144,8 +145,8 @@ def task(name: str, python: Path, config: show.Config, timeout: float) -> job.Ta
 
 
 def write(matrix: show.Matrix, earlier: Mapping[str, show.Corners], folder: Path) -> None:
-    """Write the page and the corners into a folder; what `earlier` has of losses that the matrix did
-    not judge is kept."""
+    """Write the page and the corners into a folder.  For losses that are not judged in the matrix,
+    keep the corners of `earlier`."""
     judged = show.corners(matrix)
     others = {name: entry for name, entry in earlier.items() if name not in judged}
     corners = json.dumps(schema.as_written({**judged, **others}), indent=1) + "\n"

@@ -399,8 +399,9 @@ def _of_earlier(earlier: Mapping[str, Corners]) -> list[str]:
 
 
 def matrix_of(run: kept.Kept) -> Matrix:
-    """Return the matrix of a run, also with the losses that are missing here; its rows have the
-    order of the implementations."""
+    """Return the matrix of a run.  It has a row also for each loss that was not judged.
+
+    Its rows have the order of the implementations; losses that are none of these come last."""
     head, config = run.header, schema.typed(run.header.config, Config)
     kinds = {implementation.name: implementation.kind for implementation in with_variants()}
 

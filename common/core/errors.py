@@ -143,7 +143,7 @@ def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupt
 def flushed(code: int = EXIT_OK) -> int:
     """Flush stdout, and return `code`.
 
-    Text that cannot be written is dropped: Python would fail to write it once more as it ends."""
+    Text that cannot be written is dropped, since Python would try again when it ends, and fail."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -445,8 +445,8 @@ def _applied(frame: Any | None) -> Iterator[tuple[Any, Call]]:
 
 
 def _call(function: Any, arguments: Mapping[str, Any]) -> Call:
-    """Return the call of a custom autograd function; arguments that are not given have their
-    defaults."""
+    """Return the call of a custom autograd function, with the default of each argument that is not
+    in `arguments` (by name)."""
     parameters = inspect.signature(function.forward).parameters
     defaults = {
         name: parameter.default

@@ -80,7 +80,7 @@ class Clock:
             torch.cuda.synchronize(self.device)
 
     def mark(self) -> Any:
-        """Return a mark for `between`."""
+        """Return a mark of this moment for `between`: nanoseconds on a CPU, else an event."""
         if not self.cuda:
             return now()
         event = torch.cuda.Event(enable_timing=True)

@@ -217,8 +217,8 @@ FAST_MKL_OVERRIDES: Overrides = (("scopes", ("step",)),)
 def plan(names: Sequence[str], settings: Settings, controls: Collection[str] = ()) -> list[Job]:
     """Return the jobs of a run in their order; the seed shuffles the implementations of each round.
 
-    names: the rows to measure; controls: those of them that are only judged and timed, since they
-    run a loss again under another condition."""
+    names: the rows to measure; controls: those of them that run a loss again under another
+    condition, and so are only judged and timed."""
     fast = [name for name in controls if find(name).condition == FAST_MKL]
     same_as = {name: find(name).same_as for name in names if find(name).same_as in names}
 

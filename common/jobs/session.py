@@ -248,7 +248,8 @@ class Progress:
             self.bar.close()
 
     def expect(self, jobs: Sequence[RowPass], optional: Sequence[RowPass] = ()) -> None:
-        """Add jobs that will come, and jobs that only begin before the deadline."""
+        """Add `jobs`, which will come in any case, and `optional` jobs, none of which begins after
+        the deadline."""
         self.coming += jobs
         self.optional += optional
         self.total += len(jobs) + len(optional)

@@ -111,7 +111,7 @@ class StepCells(Cells):
 
     @property
     def width(self):
-        # A cell has D elements before the output layer, and V after it.
+        # The weight is (V, D): a cell has D elements before the output layer, and V after it.
         return max(self.leaves["output.weight"].shape)
 
     def logits(self, n, begin, end):

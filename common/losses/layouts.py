@@ -69,7 +69,10 @@ class Layout:
     def of_leaves(
         self, leaves: Mapping[str, torch.Tensor], batch: Batch, prepared: Any
     ) -> torch.Tensor:
-        """Return the adapter's loss of the leaves of a step in the first scope of this layout."""
+        """Return the adapter's loss.
+
+        leaves: by name, the tensors that a step in the first of `scopes` starts from; in scope
+          "loss" that is "given" alone."""
         return self.loss(leaves["given"], batch, prepared)
 
     def padding(self, shapes: Shapes) -> dict[str, list[Region]]:

@@ -64,9 +64,11 @@ class Column(NamedTuple):
     centered: bool = False
 
     def value(self, cell: Cell) -> Value:
-        """Return the value of a cell for sorting and CSV; None for an unknown number."""
-        is_text = cell.value is None and not self.numeric
-        return cell.shown if is_text else cell.value
+        """Return the value of a cell for sorting and CSV.
+
+        For a cell without a value this is None in a numeric column, as its number is unknown, and
+        the text of the cell in other columns."""
+        return cell.shown if cell.value is None and not self.numeric else cell.value
 
 
 class Table(NamedTuple):

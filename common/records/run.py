@@ -197,8 +197,8 @@ def continued_run(path: Path) -> Run:
 
 
 def origin() -> schema.Record:
-    """Return the fields of a first line that tell when, where and by which code a run that begins
-    now is measured."""
+    """Return the fields of a first line that every run has: its id, its command, the present time,
+    this machine and the present code of the suite."""
     revision, dirty = machine.git_state(ROOT)
     return {
         "run_id": uuid.uuid4().hex[:12],

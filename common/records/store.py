@@ -209,18 +209,18 @@ def first(path: Path) -> schema.FirstLine | None:
 
 
 def latest_jobs(records: Iterable[schema.Line]) -> dict[str, list[schema.JobLine]]:
-    """Return {job: records} of one attempt for each job.
+    """Return {job: records of one attempt} for each job.
 
-    It is the last attempt that ended well; if none did, the last that ended (with a ``status``
-    record); if none ended, the last.  Jobs are in the order in which these attempts ended; before
-    them are the jobs with an attempt that has not ended."""
+    That attempt is the last that ended well.  If none did, it is the last that ended, with a
+    ``status`` record; if none ended, the last.  Jobs with an attempt that has not ended come first;
+    the others follow in the order in which their attempts ended."""
     open_attempts: dict[str, list[schema.JobLine]] = {}
     ended: dict[str, list[schema.JobLine]] = {}
     for record in records:
         if not isinstance(record, schema.JobLine):
             continue
         attempt = open_attempts.setdefault(record.job, [])
-        # A job begins with its environment: what is before it is of an attempt without status.
+        # An attempt begins with its environment: earlier records are of an attempt without status.
         if isinstance(record, schema.Environment):
             attempt.clear()
         attempt.append(record)

@@ -201,7 +201,7 @@ class Environment:
 
     @property
     def command(self) -> str:
-        """Return the command that makes it."""
+        """Return the command that makes this environment."""
         return f"make setup ENVIRONMENTS={self.name}" if self.optional else "make setup"
 
     @property

@@ -63,7 +63,9 @@ class Line(NamedTuple):
 
     @property
     def is_explained(self) -> bool:
-        """Tell whether the reason is shown: it is for every time, and for what is not "same"."""
+        """Tell whether the reason stands below the table, and the line on the screen.
+
+        They do for each time, and for everything else whose verdict is not "same"."""
         return self.what.endswith(" time") or self.verdict != "same"
 
 

@@ -85,7 +85,8 @@ def _dot(row: Row, fastest: Row, scope: str) -> Dot | None:
         return None
     word = metrics.METRICS["verdict"].shown(row)
     if against.baseline is not fastest or against.scope != scope:
-        # The row was ranked within another kind: compare it with the fastest row of this plot.
+        # The row was ranked against another row, or in the other scope: compare it with the fastest
+        # row of this plot.
         against = standing.stand(row, fastest, scope)
         word = against.verdict
     ratio = against.ratio
@@ -265,7 +266,7 @@ def _position_cells(position: Position, on_front: bool) -> dict[str, Cell]:
 
 
 def _ends(summaries: Iterable[statistics.Summary]) -> list[float]:
-    """Return all medians and percentiles, which an axis has to span."""
+    """Return the medians and percentiles that an axis has to span: all but None and 0."""
     return [
         end for summary in summaries for end in (summary.p20, summary.median, summary.p80) if end
     ]

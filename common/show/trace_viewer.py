@@ -71,7 +71,7 @@ def choose(name: str, log_dir: Path, window: int) -> Path:
     paths = [str(folder.relative_to(log_dir)) for folder, _ in runs]
     for path, (folder, traces) in zip(paths, runs):
         names = [path, folder.name]
-        with suppress(UserError):
+        with suppress(UserError):  # a run that cannot be read has no implementation
             names.append(store.read_run(folder)[0].name)
         if name in names:
             if window > len(traces):

@@ -387,9 +387,10 @@ class Child:
                 self.alive(LAST_SECONDS)
 
     def _last_lines(self) -> list[str]:
-        """Return the last lines that the process printed, without empty ones."""
+        """Return the last lines that the process printed on stderr, without empty ones."""
         with self.errors.open("rb") as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - STDERR_TAIL_BYTES))
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - STDERR_TAIL_BYTES))
             lines = stream.read(STDERR_TAIL_BYTES).decode(errors="replace").splitlines()
         return [line.strip() for line in lines if line.strip()][-STDERR_TAIL_LINES:]
 

@@ -145,7 +145,7 @@ def flags_of(command: Any) -> list[str]:
 
 
 def damage(folder: Path) -> Iterator[str]:
-    """Yield a line for each file of records in a folder that has unreadable lines."""
+    """Yield a line for each file of records under a folder, if the file has unreadable lines."""
     for file in store.files_named(schema.FILE_NAME, folder):
         lost = store.lost(file)
         if lost:

@@ -271,11 +271,11 @@ def check_at_size(
 
 
 def check_small(context) -> Checked:
-    """Ask the questions of small batches.  A row of the same code as another is asked only the
-    first.
+    """Ask the questions of small batches; return what they show.  If the row runs the same code as
+    another row, ask only the first question.
 
-    A question that fails is asked again in a fork that has asked nothing before.  If the loss is
-    right there, the words say that it keeps something.
+    The question that fails first is asked again in a fork that has asked nothing before.  If the
+    loss is right in the fork, the words of the failure say that the loss keeps something.
     """
     adapter, device = context.adapter, context.device
 
@@ -286,7 +286,7 @@ def check_small(context) -> Checked:
     with Fork(judge_in_fork, possible=device.type == "cpu") as fork:
         checked = check(adapter, device, [questions.first(adapter)] if context.same_as else None)
         failure = checked.failure
-        # The answer is "" if the loss is right there, None if the fork has died or is too slow.
+        # The fork answers "" if the loss is right in it, None if it has died or is too slow.
         if failure is None or fork.ask(failure.question, FORK_SECONDS) != "":
             return checked
     kept = "right when asked first: it keeps something from an earlier call"

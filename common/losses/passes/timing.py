@@ -154,11 +154,12 @@ class OfScope:
         return Stop(scope=self.scope, round=self.context.round, leaked_bytes=self.leaked_bytes())
 
     def leaked_bytes(self) -> int | None:
-        """Return how many bytes more are in use after each further sample; None where there were too
-        few samples to tell, or the system does not.
+        """Return how many bytes each further sample leaks, 0 if none; None if there were too few
+        samples to tell, or if the system does not tell how many bytes are in use.
 
-        A leak adds to most samples, and to the level in the end.  A cache that is filled once does
-        not add to most, and memory that comes and goes is given back in the end.
+        A leak makes the bytes in use grow in most samples, and from the first to the last.  A cache
+        that is filled once does not make them grow in most samples.  Memory that comes and goes
+        does not make them grow from the first to the last.
         """
         gc.collect()
         levels = [*self.levels, in_use(self.context.device)]

@@ -188,7 +188,7 @@ class CallTime:
 def time_call(call: Step, clock: Clock) -> CallTime:
     """Make one call; return its time.
 
-    It has a time to the first symbol only if `call` is a Calls that streamed one."""
+    The CallTime has a time to the first symbol only if `call` is a Calls that streamed a symbol."""
     times, _ = time_step(call, clock)
     streamed = isinstance(call, Calls) and call.streamed
     # `forward` ended at the first symbol, where Calls.run called `after_forward`.

@@ -20,7 +20,7 @@ MOST_EDITED = 20_000
 
 
 def check_numbers(outputs: Any, whose: str = "the model") -> None:
-    """Raise WrongResult for outputs that hold a NaN.  whose: what gave them, for the message."""
+    """Raise WrongResult for outputs that hold a NaN.  whose: what made them, for the message."""
     if any(tensor.isnan().any() for tensor in _float_tensors(outputs)):
         raise WrongResult(
             f"the outputs of {whose} hold NaN: its numbers are wrong before they are timed"

@@ -272,7 +272,7 @@ NUMBERS = (
 
 
 def row_of(position: Position, job: Job) -> Row:
-    """Return the row of a cell; a Measured where its job ended well.
+    """Return the row of the cell at `position`; a Measured where its job ended well.
 
     Raises ValueError for a record that is wrong."""
     if job.status != "ok":
@@ -301,7 +301,7 @@ def row_of(position: Position, job: Job) -> Row:
         p99_s=p99,
         first_token_s=median(first_symbols) if first_symbols else None,
         utterances_per_second=position.size / p50,
-        # So many batches end, one after the other, while the next audio of their streams comes in.
+        # While `seconds` of audio come in, so many batches can be computed one after the other.
         streams=position.size * math.floor(position.seconds / p90),
     )
 

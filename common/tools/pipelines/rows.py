@@ -201,8 +201,9 @@ def _check_keys(path: Path, content: Mapping[str, Any]) -> list[str]:
 
 
 def _stage(path: Path, key: str, content: Mapping[str, Any]) -> Stage:
-    """Return the stage `key` of the file at `path`, with the paths in it absolute.  Raises
-    UserError."""
+    """Return the stage `key` of the file at `path`, with absolute paths.  Raises UserError.
+
+    content: the values of the stage by key"""
     stage = configuration.converted(content, Stage, f"{path}: {key}")
     for name in ("factory", "builder", "converter"):
         value = getattr(stage, name)

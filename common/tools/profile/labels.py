@@ -148,7 +148,7 @@ class Labels:
             self._pop(stack, calls.index(call))
 
     def _push(self, phase: str, call: Call, is_recomputed: bool = False) -> None:
-        """Enter the span of a call in a phase."""
+        """Enter a new span of a call, and put the call on the stack of the phase."""
         context = self._open_span(Place(call.chain, phase), is_recomputed)
         context.__enter__()
         self._stacks[phase].append(Running(call, context))
@@ -222,6 +222,7 @@ class Spans:
 
     @contextmanager
     def __call__(self, place: Place, is_recomputed: bool) -> Iterator[None]:
+        """Open a span, as an OpenSpan; keep its Reading unless it ends by an exception."""
         readings = self.calls.setdefault(place, [])
         begin = self.read()
         yield

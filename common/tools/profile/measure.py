@@ -61,8 +61,8 @@ def unseen(place: labels.Place, is_recomputed: bool) -> AbstractContextManager[N
 
 
 def run(job: JobSpec) -> Iterator[Any]:
-    """Yield the records of a batch size: the environment, then what is measured.  Make a folder for
-    the traces of memory.  Raises UserError, OutOfMemory and WrongResult."""
+    """Measure the batch size of a job; yield its records: the environment, then what was measured.
+    Make a folder for the traces of memory.  Raises UserError, OutOfMemory and WrongResult."""
     settings = job.settings
     folder = Path(job.folder) / job.job.replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,9 @@ class Inputs:
     """
 
     def __init__(self, utterances: Any, sizes: Sizes, device: torch.device, *key: int):
-        """Make the inputs of utterances (N, 2) of frames and U; key: seeds the numbers."""
+        """Make the inputs of utterances (N, 2), each with its feature frames and its U.
+
+        key: seeds the random numbers."""
         frames, tokens = utterances.T.tolist()
         N = len(frames)
         shape = (N, max(frames), sizes.features)
@@ -157,10 +159,12 @@ class Profiling:
 
     def _inputs(self) -> list[Inputs]:
         """Return the batches to measure, without utterances that are too short for the model or the
-        loss.  Raises UserError where none is long enough, or one has more than --max-frames."""
+        loss.  Raises UserError where no utterance is long enough, or where the batch of a single
+        utterance has more frames than --max-frames."""
         path = Path(self.settings.shape_file)
         utterances = shapes.load(path)
         factor = shapes.subsampling(path) or transducer.SUBSAMPLING
+        # From here on the first column has feature frames in place of T.
         utterances[:, 0] = shapes.feature_frames(utterances[:, 0], factor)
         T = shapes.subsampled(utterances[:, 0], transducer.SUBSAMPLING)
         enough_frames = T >= self.adapter.fewest_frames
@@ -172,11 +176,12 @@ class Profiling:
             )
         batches = batching.in_batches(utterances, self.settings)
         chosen = batching.selected(batches, self.settings)
-        longest = max(int(batches[index][:, 0].sum()) for index in chosen)
+        most_frames = max(int(batches[index][:, 0].sum()) for index in chosen)
         limit = self.settings.max_frames
-        if self.settings.sort_utterance and longest > limit:
+        # A sorted batch of several utterances keeps to the limit.
+        if self.settings.sort_utterance and most_frames > limit:
             raise UserError(
-                f"--max-frames {limit}: a measured batch is one utterance of {longest}; give at least that"
+                f"--max-frames {limit}: a measured batch is one utterance of {most_frames}; give at least that"
             )
         return [
             Inputs(batches[index], self.choice.sizes, self.device, self.settings.seed, index)
