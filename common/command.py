@@ -117,12 +117,14 @@ def script_main(file: str, description: str | None) -> int:
 def run(program: str, words: Sequence[str], load: Callable[[], Any]) -> int:
     """Run a command, and return its exit code.
 
-    A Python without msgspec restarts it in the environment main, but for a run with --in-place.
+    If the running Python lacks msgspec, the command is restarted in the environment main; with
+    --in-place that is an error instead.
 
     Args:
-        program: its name in messages: "rnnt-bench run"
-        words: its flags
-        load: imports it, and returns the module, or an object with the same `parser` and `main`
+        program: the name of the command in messages: "rnnt-bench run"
+        words: the words behind that name on the command line
+        load: imports the command, and returns its module, or an object with the same `parser` and
+            `main`
     """
     from rnnt_bench.setup import interpreters
 

@@ -504,9 +504,9 @@ def _arcs_into(blank, label, d, u, frames, last, band, S):
 
 @triton.jit
 def _shares_from(blank, label, d, u, frames, last, band, S):
-    """Return the arcs from each cell (d - u, u) of diagonal d: whether the cell and its label
-    exist, the shares of blank and label, and their offset from the addresses `blank` and
-    `label`."""
+    """Return five blocks on the arcs from each cell (d - u, u) of diagonal d: whether the cell
+    exists, whether its label exists, the share of the blank, the share of the label, and the offset
+    of both shares from the addresses `blank` and `label`."""
     t = d - u
     inside, first = _within(band, t, u, frames)
     inside = inside & (u <= last)

@@ -90,10 +90,11 @@ class Lattice:
 
 @lru_cache(maxsize=256)
 def lattice_of(topology: str, durations: Tuple[int, ...] = (), sigma: float = 0.0) -> Lattice:
-    """Return the lattice of options that `check_topology` has accepted."""
+    """Return the lattice for options that `check_topology` has accepted."""
     forward = Arc(1, 0, (0,))
     arcs = (forward, Arc(0, 1, (1,)))
     label_ends = True
+    # (part, duration) of each duration: the parts 0 and 1 are of the blank and the label.
     columns = list(enumerate(durations, 2))
     if topology in ("modified", "modified-last-blank", "constrained"):
         arcs = (forward, Arc(1, 1, (1,), then_blank=topology == "constrained"))

@@ -150,7 +150,13 @@ def gradients(
     bias: Optional[Tensor], targets: Tensor, T_lengths: Tensor, U_lengths: Tensor, utterance_of: Optional[Tensor],
     seed: Optional[Tensor], window: Optional[Tensor], options: List[float], backend: str, wanted: List[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of encoder_out, decoder_out, weight and bias; empty where not wanted."""
+    """Return the gradients of encoder_out, decoder_out, weight and bias; an empty tensor for each
+    that is not wanted.
+
+    grad_losses (M,): the gradient of each loss
+    arcs, kept: what `losses` returned
+    wanted: whether each of the four is wanted
+    """
     tensors = (
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, utterance_of, seed, window
     )  # fmt: skip

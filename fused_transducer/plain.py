@@ -326,8 +326,10 @@ class Walk:
                 weight.masked_fill_(t + arc.dt >= T_lengths.view(-1, 1), -torch.inf)
 
     def _with_margins(self, value: float) -> Tensor:
-        """Return a tensor of `value` for all cells and ends, by diagonals, with `margin` diagonals
-        more at both sides, where arcs may come from or lead to."""
+        """Return a tensor full of `value`, (margin + T+U+1 + margin, N, U+1).
+
+        It has a number for each cell, and for the cell (T, U) where the paths of an utterance end,
+        by diagonals. An arc at either border may come from a margin, or lead to one."""
         return self.weights.new_full(
             (self.diagonals + 1 + 2 * self.margin, *self.weights.shape[2:]), value
         )

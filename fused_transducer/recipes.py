@@ -64,11 +64,13 @@ Inputs = Tuple[Tuple[Any, ...], Dict[str, Any]]
 
 
 def _recipe(inputs: Callable[..., Inputs], loss_of: Optional[Callable[..., Any]] = None) -> Any:
-    """Return the function of a toolkit, which computes the loss, with its attribute `align`.
+    """Return a function that takes the arguments of `inputs` and computes the loss. Its attribute
+    `align` is a function that takes the same arguments and aligns.
 
     Args
-        inputs: makes the arguments of `transducer_loss` from the toolkit's
-        loss_of: computes the loss from these; None is `transducer_loss`
+        inputs: takes a toolkit's own arguments; returns those of `transducer_loss`
+        loss_of: computes the loss from the arguments that `inputs` returned; None for
+            `transducer_loss`
     """
 
     @functools.wraps(inputs)
@@ -87,7 +89,7 @@ def _recipe(inputs: Callable[..., Inputs], loss_of: Optional[Callable[..., Any]]
         return align(*tensors, **for_align)
 
     aligned.__doc__ = (
-        f"Return what `fused_transducer.align` does, of the arguments of `{inputs.__name__}`."
+        f"Return what `fused_transducer.align` returns, from the arguments of `{inputs.__name__}`."
     )
     loss.align = aligned  # type: ignore[attr-defined]
     return loss

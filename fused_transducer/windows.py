@@ -54,9 +54,9 @@ def limits(
     window: Tensor, T_lengths: Tensor, U_lengths: Tensor, step: int = 0
 ) -> Tuple[Tensor, Tensor]:
     """Return the first and the last frame of each state, two tensors (N, U+1), whether or not there
-    is a path. States beyond an utterance's own get those of its last.
+    is a path. States beyond an utterance's own get the frames of its last state.
 
-    step: the least number of frames that a label goes ahead
+    step: the least number of frames that the arc of a label goes ahead
     """
     U = window.shape[1]
     u = torch.arange(U + 1, device=window.device)
@@ -68,7 +68,7 @@ def limits(
     begin = pad(opens + step, (1, 0))
     end = torch.cat([closes, last_frame], 1)
     # By the other states too: none begins before the state before it, and none ends after the state
-    # behind it. `ahead` is what the labels up to a state take at least, by which they are apart.
+    # behind it. `ahead` is the least number of frames that the labels up to a state go ahead.
     ahead = step * torch.minimum(u, U_lengths.unsqueeze(1))
     begin = (begin - ahead).cummax(1).values + ahead
     end = (end - ahead).flip(1).cummin(1).values.flip(1) + ahead
@@ -78,13 +78,19 @@ def limits(
 def frames_of_labels(
     window: Tensor, T_lengths: Tensor, U_lengths: Tensor, step: int = 0, ends: bool = True
 ) -> Tuple[Tensor, Tensor]:
-    """Return two tensors (N, U): the earliest frame of each label that the labels before it leave,
-    and the latest that the labels behind it need. If the earliest is later, there is no path.
+    """Return the earliest and the latest frame at which each label can be emitted, two tensors
+    (N, U).
 
-    step: the least number of frames that a label goes ahead
-    ends: whether the last label may lead to the end of the utterance
+    The earliest follows from the windows of the label and of those before it, the latest from the
+    windows of the label and of those behind it. If any earliest frame is later than the label's
+    latest, there is no path.
+
+    step: the least number of frames that the arc of a label goes ahead
+    ends: whether a path may end with a label
     """
+    # A label that ends a path leads from the last frame to `step` frames behind it.
     begin, end = limits(window, T_lengths + step * ends, U_lengths, step)
+    # A label goes from the state before it to the state behind it.
     return begin[:, 1:] - step, end[:, :-1]
 
 

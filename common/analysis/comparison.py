@@ -64,10 +64,10 @@ class Sides:
     added: Sequence[Row] = ()
 
     def label(self, run: Row) -> str:
-        """Return the name of a run's implementation, or that of its folder where a pair has another
-        run of this implementation."""
-        compared = any(run.name in (pair.baseline.name, pair.new.name) for pair in self.pairs)
-        return run.folder.name if compared else run.name
+        """Return the name by which messages call a run outside the pairs: its implementation. If a
+        pair has a run of the same implementation, it is the name of the run's folder."""
+        is_in_pair = any(run.name in (pair.baseline.name, pair.new.name) for pair in self.pairs)
+        return run.folder.name if is_in_pair else run.name
 
 
 def read_runs(path: Path) -> list[Row]:
@@ -476,15 +476,16 @@ def undecided(changes: Sequence[Change], allowed: float) -> list[str]:
 
 
 def _why_undecided(time: standing.Standing, allowed: float) -> str:
-    """Return why a time may have grown by more than is allowed; "" where it surely did, or did
-    not."""
+    """Return why it is open whether a time grew by more than is allowed.
+
+    Return "" if it surely did, if it surely did not, and if the times have no ratio."""
     if time.ratio is None or _surely_grew(time, allowed):
         return ""
     if time.high is None:
         return time.doubt or time.reason
-    # Times within the limit are decided: it does not matter then whether a drift or the machine's
-    # day ("uncontrolled") made their difference. Other doubts that withhold a verdict leave them
-    # open.
+    # A time whose whole interval is within the limit did not grow. A drift and the machine's day
+    # (the doubt "uncontrolled") do not change that: they only explain a difference. Any other doubt
+    # that withholds a verdict leaves the time open.
     if any(doubt.withholds and doubt.kind != "uncontrolled" for doubt in time.doubts):
         return time.doubt
     if time.high <= 1 + allowed:

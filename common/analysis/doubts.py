@@ -252,7 +252,7 @@ def about_ratio(evidence: Evidence) -> list[Doubt]:
 
 
 def _about_drift(evidence: Evidence) -> Iterator[Doubt]:
-    """Yield a doubt if a run drifts by as much as the two runs differ."""
+    """Yield a doubt if a run drifts by at least as much as the two runs differ."""
     ratio = evidence.ratio
     judged = evidence.judged
     assert ratio and judged

@@ -291,7 +291,7 @@ class Sweep:
             f"{settings.flag(key)} {', '.join(map(settings.worded, values))}"
             for key, values in self.grid.items()
         ]
-        # the heading of rows that do not know the varied settings leaves these out
+        # `heading` leaves out settings that are None, so set the varied ones to None
         varied = dict.fromkeys(self.grid)
         shared = [replace(row, configuration={**row.configuration, **varied}) for row in self.rows]
         return text.plain(f"sweep over {' x '.join(axes)}; {heading(shared)}")

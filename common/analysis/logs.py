@@ -146,11 +146,11 @@ def _folders(paths: Sequence[Any]) -> dict[Path, list[Path]]:
 
 
 def run_folders(top: Path) -> Iterator[Path]:
-    """Yield the folders at or under `top` that hold records of a run or traces, then those that
-    this user may not read.
+    """Yield the folders at or under `top` that hold records of a run or traces, then the folders
+    that this user may not read.
 
-    Skip what is below a tool's folder. Warn of a folder in which an older version kept a sweep
-    (OLD_SWEEP): that file is not read."""
+    Skip a folder with records of a tool, and all folders below it. Warn of a folder in which an
+    older version kept a sweep (OLD_SWEEP): that file is not read."""
     forbidden: list[Path] = []
 
     def note(error: OSError) -> None:
@@ -158,7 +158,7 @@ def run_folders(top: Path) -> Iterator[Path]:
             forbidden.append(Path(error.filename))
 
     for folder, subfolders, names in os.walk(top, onerror=note):
-        # os.walk goes on into what is left in this list
+        # os.walk goes on into the folders that are left in this list
         subfolders[:] = sorted({*subfolders} - {store.BASELINES})
         if OLD_SWEEP in names:
             store.warn(

@@ -72,14 +72,15 @@ def _configuration(row: Row) -> Configuration:
 
 
 def _status(row: Row) -> tuple[str, str]:
-    """Return (status, reason) of a row: those of its jobs, or an error that ok jobs recorded."""
+    """Return (status, reason) of a row: those of its jobs. If all jobs are ok, the status is still
+    "error" if the loss or its gradient was wrong, or if a trace cannot be read."""
     status, reason = _status_of_jobs(row.jobs, row.header)
     if status != "ok":
         return status, reason
     if not _is_right(row.checked):
         return "error", "loss or gradient is further from the oracle than its record allowed"
-    # A run that was stopped before its traces is whole without them: then errors in them do not
-    # count.
+    # A run that was stopped before the end of its trace pass is whole without traces. So it is no
+    # error if the traces that it left cannot be read.
     is_untraced = row.newest(schema.Trace) is None and "trace" in (row.header.settings.passes or ())
     if row.profile.error and not is_untraced:
         return "error", row.profile.error

@@ -443,13 +443,14 @@ def control(unchanged: Sequence[Ratio]) -> Control | None:
 
 
 def over_control(ratio: Ratio, control: Control, confidence: float) -> Ratio:
-    """Return the ratio of a row of two separate runs, divided by that of the unchanged rows. A
-    ratio without an interval gets none here.
+    """Return the ratio of a row of two separate runs, divided by the geometric mean of those
+    of the unchanged rows. A ratio without an interval gets none here.
 
-    Three variances add up. The first is that between rows, a random effect of each row and run. The
-    second is that of the unchanged rows' mean. `row_variance` is the sum of these two. The third,
-    `round_variance`, is by how much the rounds of this row scatter more than those of the unchanged
-    rows. The degrees of freedom are those of a sum of variances (Satterthwaite 1946)."""
+    Three variances add up. The first is the variance between rows: the machine moves the times of
+    some more than of others. The second is the variance of the mean of the unchanged rows.
+    `row_variance` is the sum of these two. The third, `round_variance`, is by how much the rounds
+    of this row scatter more than those of the unchanged rows. The degrees of freedom are those of a
+    sum of variances (Satterthwaite 1946)."""
     if ratio.error is None:
         return ratio._replace(ratio=ratio.ratio / math.exp(control.center))
     row_variance = control.spread * (1 + 1 / control.rows)

@@ -137,12 +137,12 @@ class Row:
 
     @property
     def results(self) -> Path:
-        """Return the path of its results.jsonl."""
+        """Return the path of the results.jsonl of the run."""
         return self.folder / FILE_NAME
 
     @property
     def trace(self) -> Path | None:
-        """Return the path of its first trace; None if it has none."""
+        """Return the path of the run's first trace; None if the run has no traces."""
         windows = self.profile.windows
         return self.folder / Path(windows[0].file).name if windows else None
 
@@ -203,7 +203,8 @@ class Row:
 
     @property
     def is_fastest(self) -> bool:
-        """Tell whether it is the fastest of its kind, and other load cannot have made it so."""
+        """Tell whether the row is the fastest of its kind, and has enough rounds without other load
+        to say so."""
         standing = self.against_fastest
         return bool(standing and standing.is_fastest and not standing.beside_load)
 

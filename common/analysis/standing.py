@@ -184,8 +184,8 @@ class Standing(ratios.Evidence):
 
     @property
     def lost(self) -> bool:
-        """Tell whether the baseline has times, but the row, though it ended well and was to be
-        timed, has none."""
+        """Tell whether the row lost its times: the baseline has times, and the row has none, though
+        it ended well and its settings ask for them."""
         settings = self.row.header.settings
         was_asked = "timing" in (settings.passes or ()) and self.scope in (settings.scopes or ())
         return was_asked and bool(self.rounds[0]) and not self.rounds[1] and self.row.status == "ok"

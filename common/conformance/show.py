@@ -260,8 +260,11 @@ def _packages(names: Iterable[str]) -> str:
 
 
 def remarks(matrix: Matrix) -> list[str]:
-    """Return the lines below the tables: symbols, heads of columns, versions, what the packages call
-    a mean, and what is imprecise."""
+    """Return the lines below the tables.
+
+    They tell what the symbols and the heads of columns mean, the versions, what the reduction
+    "mean" of each package is, and which losses are imprecise in which cases."""
+    # The first row of each package, by the package.
     packages: dict[str, Row] = {}
     for row in matrix.judged:
         packages.setdefault(row.name.partition(":")[0], row)

@@ -57,7 +57,7 @@ def digest(*paths: Path) -> str:
 
 @cache
 def code_digest() -> str:
-    """Return the digest of the suite's code that can change a measurement, without adapters."""
+    """Return the digest of the suite's code that can change a measurement, except the adapters."""
     modules = [
         path
         for path in PACKAGE.rglob("*.py")

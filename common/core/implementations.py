@@ -369,7 +369,7 @@ def load(script: str) -> Any:
 
     A script that is a file gets a row in the table of this process, and its ADAPTER the name of
     that row.  Raises NotRunnable for a file that imports a missing module, UserError for a file
-    that cannot be a row, and else what the import raises.
+    that cannot be a row, and any other error that the import raises.
 
     script: as in Implementation, a module or the path of a file."""
     if not script.endswith(".py"):

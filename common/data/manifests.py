@@ -98,10 +98,10 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def _naming(path: Path, number: int, entry: Any = None) -> Iterator[None]:
-    """Turn any error of the block into a UserError that names the entry.
+    """Turn any error of the block, except a UserError, into a UserError that names the entry.
 
-    lhotse does not check entries, so it may raise anything.  number: of the entry, from 1; entry:
-    the lhotse object, if there is one yet."""
+    lhotse does not check entries, so it may raise anything.  number: the number of the entry, from
+    1; entry: the lhotse object, if there is one yet."""
     try:
         yield
     except UserError:

@@ -328,7 +328,8 @@ class FlopCounter:
     def document(self) -> dict[str, Any]:
         """Return all counts as plain data for JSON.
 
-        Keys: "modules", "counts" by module, operator and phase, and "not_counted", sentences."""
+        Keys: "modules", a row for each (see `Modules.rows`); "counts", a row for each operator in a
+        module and phase; "not_counted", a text for each operator or module that was not counted."""
         counts = [{**key._asdict(), **vars(tally)} for key, tally in self._counts.items()]
         missing = [
             f"{entry.name} in {entry.path or 'the model'} ({entry.reason})"

@@ -165,7 +165,8 @@ def _vectors(call: Call) -> int:
 
 
 def _normalised(per_element: int) -> Callable[[Call], int]:
-    """Return a rule that counts `per_element` for each number of the input, 1 more with weights."""
+    """Return a rule that counts `per_element` for each number of the input, and 1 more for each if
+    the norm has weights."""
 
     def count(call: Call) -> int:
         weighted = 0 if call["weight"] is None else 1
@@ -194,7 +195,8 @@ def _normalised_backward(call: Call) -> int:
 
 def _weight_norm(call: Call, weight: str, per_element: int, per_row: int) -> int:
     """Count a norm of each row of the argument that is called `weight`: `per_element` for each of
-    its numbers, and `per_row` for each row.  Rows are along the dimension `dim`."""
+    its numbers, and `per_row` for each row.  There is a row for each index of the dimension
+    `dim`."""
     return per_element * elements(call[weight]) + per_row * call[weight].shape[call["dim"]]
 
 

@@ -67,7 +67,9 @@ def held(device: torch.device) -> dict[str, int]:
 
 @contextmanager
 def watched(read: Callable[[], int]) -> Iterator[list[int]]:
-    """Read a number before, during and after the block; yield the list of what was read."""
+    """Call `read` before the block, every LOOK_SECONDS during it, and after it.
+
+    Yield the list of the numbers that it returned; the list grows until the block has ended."""
     readings = [read()]
     ended = threading.Event()
 

@@ -59,7 +59,7 @@ class Cells:
 
     @property
     def width(self) -> int:
-        """Return the number of elements of a cell."""
+        """Return the number of logits of a cell."""
         return self.leaves["given"].size(-1)
 
     def logits(self, n: int, begin: int, end: int) -> torch.Tensor:

@@ -45,7 +45,7 @@ def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> tuple[float, list[t
     arc.  If there is no path the log-likelihood is -inf and the posteriors are zero.  Cells of a
     diagonal, which have t + u in common, do not depend on each other, so they are computed at once.
 
-    dtype: of the sums; numpy.float32 shows how much a right loss in float32 loses.
+    dtype: numpy's dtype of the sums; float32 shows how much a right loss in float32 loses.
     """
     skewed = [_skewed(arc, dtype) for arc in arcs]
     diagonals, U1 = skewed[0].shape
@@ -83,12 +83,12 @@ def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> tuple[float, list[t
 def of_parts(
     parts: torch.Tensor, topology: Topology = REGULAR, dtype: Any = np.float64
 ) -> tuple[float, torch.Tensor]:
-    """Return the log-likelihood of an utterance, and its derivatives (T, U+1, P) by the parts of
-    the cells, float64.
+    """Return the log-likelihood of an utterance, and its derivatives (T, U+1, P) float64 with
+    respect to the parts of the cells.
 
     Args:
         parts: (T, U+1, P), as `topology.parts` makes them.
-        dtype: of the sums along paths.
+        dtype: numpy's dtype of the sums along paths.
     """
     with torch.enable_grad():
         leaf = parts.detach().cpu().double().requires_grad_()

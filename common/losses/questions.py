@@ -223,19 +223,22 @@ def scopes_of(adapter: Adapter, question: Question) -> tuple[str, ...]:
 def answers(
     adapter: Adapter, device: torch.device, asked: Sequence[Question], run: Run = run_together
 ) -> Iterator[tuple[Question, Answer]]:
-    """Yield each question with its answer in each of its scopes; `run` as in `answer`.
+    """Yield (question, answer) for each question in each of its scopes.
 
-    A question is left out in a scope in two cases: it needs the loss of each utterance, and the
-    adapter returns only their sum; or it has `may_refuse`, and the loss raises an error.
+    The question is the one that was asked: `of_dtype` may have changed it.  A question is left out
+    in a scope in two cases: it needs the loss of each utterance, and the adapter returns only their
+    sum; or it has `may_refuse`, and the loss raises an error.
+
+    run: as in `answer`.
     """
     for question in asked:
-        asked_of = adapter.but(reduction="none") if question.is_weighted else adapter
+        asked_adapter = adapter.but(reduction="none") if question.is_weighted else adapter
         question = of_dtype(question, adapter.settings.dtype)
-        # A function, or an adapter's own `loss`, may return the sum, which raises NotOfEach.
+        # NotOfEach: a user's function, or an adapter's own `loss`, returned the sum of the losses.
         suppressed = Exception if question.may_refuse else NotOfEach
         for scope in scopes_of(adapter, question):
             with contextlib.suppress(suppressed):
-                yield question, answer(asked_of, question, device, scope, run=run)
+                yield question, answer(asked_adapter, question, device, scope, run=run)
 
 
 def answer(

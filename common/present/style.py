@@ -255,7 +255,9 @@ def axis(title: str, **options: Any) -> Plotly:
 
 
 def axis_of(title: str, span: Span) -> Plotly:
-    """Return plotly's axis for a span; on a logarithmic one, the ticks are plain numbers."""
+    """Return plotly's axis for a span.
+
+    The title of a logarithmic axis says so, and its ticks show plain numbers: 0.5, 1, 2."""
     if not span.logarithmic:
         return axis(title, range=[span.low, span.high])
     ends = [log10(span.low), log10(span.high)]

@@ -72,7 +72,8 @@ class SourcePackage:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Return the devices that it can be compiled for: some of "cpu", "cuda", "simulated"."""
+        """Return the devices that the package can be compiled for: some of "cpu", "cuda",
+        "simulated"."""
         on_cuda = ("cuda", simulated.DEVICE) if self.cuda_sources else ()
         return ("cpu", *on_cuda) if self.sources else on_cuda
 

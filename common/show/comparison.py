@@ -105,7 +105,7 @@ def screen(
 
 
 def _failed_sides(changes: Changes) -> list[str]:
-    """Return a line for each side that did not run."""
+    """Return a line for each side of a pair that did not end well."""
     return [
         f"{change.pair.name}: {doubt.words}"
         for change in changes

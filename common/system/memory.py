@@ -212,8 +212,8 @@ def widen_heap(count: int) -> None:
 
 
 def oom_kills() -> int:
-    """Return the number of processes that the kernel has killed for lack of memory since it
-    started; 0 if it does not tell."""
+    """Return how many processes the kernel has killed for lack of memory since the machine started;
+    0 if the kernel does not tell."""
     with suppress(OSError):
         kills = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), flags=re.MULTILINE)
         return int(kills[1]) if kills else 0
@@ -229,6 +229,6 @@ def tells_of_no_memory(text: str) -> bool:
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether an error is a lack of memory, by its type or message.
 
-    Do not ask for a UserError, whose message may quote anything."""
+    Do not call this with a UserError: its message may quote any text."""
     is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return is_named or tells_of_no_memory(str(error))

@@ -289,7 +289,9 @@ class Imported(nn.Module):
 
 
 def made(sizes: Sizes, criterion: Criterion, config: str = "") -> Transducer:
-    """Return the Conformer transducer of these sizes; with config "icefall" icefall's own."""
+    """Return a Conformer transducer of these sizes.
+
+    config: "" for that of this module, "icefall" for icefall's own."""
     make = loading.imported(ICEFALL_MODEL) if config else Transducer
     model: Transducer = make(sizes, criterion)
     return model

@@ -192,8 +192,9 @@ class _Text:
         self.text += self.decoder.decode(data)
 
     def read_rest(self) -> None:
-        """Read what follows the events.  Raises Broken if the file does not end as an object
-        does."""
+        """Read the rest of the file, after the events.  Raises Broken if the file does not end with
+        "}", as a JSON object does."""
+        # The last character is kept: it may be the "}", if the next piece is a line end alone.
         while data := self.stream.read(CHUNK):
             self.text = self.text[-1:] + self.decoder.decode(data)
         if not self.text.rstrip().endswith("}"):

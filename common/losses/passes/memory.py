@@ -75,10 +75,11 @@ def run(context) -> Iterator[Memory]:
 def highest_peaks(
     context, scope: str, batch: int, steps: int, level: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the highest peaks of some steps in bytes above `level`, by counter.
+    """Run `steps` steps; return the highest peak of each counter, in bytes above `level`.
 
-    On a CPU a further step runs with the profiler after the last one, unless the loss loops in
-    Python."""
+    On a CPU one more step runs at the end, with the profiler, unless the loss loops in Python.
+
+    level: bytes in use by counter, as `held` returns them."""
     highest: dict[str, Any] = {}
     fresh = partial(context.step, scope, batch)
     for number in range(steps):
@@ -86,6 +87,7 @@ def highest_peaks(
         before = held(context.device)
         profiler = number == steps - 1 and not context.loops_in_python
         for counter, rise in peaks(fresh, context.device, profiler).items():
+            # What the loss has kept from earlier calls is in the peak too.
             kept = max(before[counter] - level[counter], 0)
             highest[counter] = max(highest.get(counter, 0), kept + rise)
     return highest

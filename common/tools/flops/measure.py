@@ -186,7 +186,8 @@ def _count(
     """Count one call of the model, and with --backward its backward.  Raises UserError for whatever
     the call or the backward raises.
 
-    samples: length of the utterance that S and F in the shapes stand for; 0 for no utterance."""
+    samples: number of samples of the utterance, the value of S in the shapes; F is its number of
+    frames.  0 for no utterance: then S and F have no value."""
     shapes = flags["input_shape"] or [f"{flags['batch_size']}xS"]
     letters = {"S": samples, "F": samples // flags["hop"]} if samples else {}
     inputs = [tensor(spec, flags["device"], letters) for spec in shapes]

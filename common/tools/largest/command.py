@@ -318,7 +318,7 @@ def plan_for_losses(arguments: argparse.Namespace) -> Plan:
 def _searches(
     names: Sequence[str], resolved: settings.Settings, largest_cap: int | None
 ) -> tuple[list[Search], str]:
-    """Return a search for each loss, and what the sizes of all searches count: "utterances".
+    """Return a search for each loss, and the unit of the sizes of all searches: "utterances".
 
     Raises UserError where --largest-cap is below the smallest size."""
     from rnnt_bench.data import batching

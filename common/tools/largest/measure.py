@@ -87,7 +87,8 @@ def limit_once_loaded(context: subject.Context, request: Request) -> Limit:
 def probe(context: subject.Context, request: Request) -> Iterator[Measured]:
     """Run a step of each of the heaviest batches under the memory limit.
 
-    Yield a Try before each step, and the same with its peak after it."""
+    Yield a record with a Try before each step. After the step yield the Try once more, with the
+    peak of the step."""
     (scope,) = context.settings.scopes
     limit = limit_once_loaded(context, request)
     for batch in heaviest(context.all_batches):

@@ -374,7 +374,8 @@ def answer(kept: Kept) -> Answer:
 
 
 def _total(rows: Sequence[Row], examples: Ended) -> list[str]:
-    """Return the costs of an utterance in a line; [] where its run time or memory is not known."""
+    """Return the mean costs of an utterance as a list of one line; [] where the run time or the
+    memory is not known."""
     total = rows[-1]
     if total.run_time_s is None or total.memory_bytes is None:
         return []
