@@ -98,7 +98,7 @@ def load(
         all_runs: earlier runs too, not only the newest of each loss and configuration.
         tool: the rows of this tool instead: "profile", "inference", "pipeline", "flops", "check".
 
-    Raises ValueError where nothing is there.
+    Raises ValueError if `path` has no results at all.
     """
     paths = [path] if isinstance(path, (str, Path)) else list(path)
     flags = ["--all-runs"] if all_runs else []

@@ -41,8 +41,8 @@ def not_slower(tmp_path: Path) -> Callable[..., None]:
         strict: bool = False,
         **flags: Any,
     ) -> None:
-        """Measure a loss, and fail if a time is more than `percent` % above the baseline's, with its
-        whole interval.
+        """Measure a loss, and fail the test if a time is more than `percent` % above the baseline's
+        even at the low end of its interval.
 
         If there is no baseline yet, keep this measurement as the baseline, and skip the test.
 
@@ -60,7 +60,7 @@ def not_slower(tmp_path: Path) -> Callable[..., None]:
             pytest.skip(reason)
 
         log = tmp_path / "log"
-        with files.locked(LOCK, waiting=lambda: None):
+        with files.locked(LOCK, waiting=lambda: None):  # waits in silence
             rows = api.measure(loss, log_dir=log, **{"passes": "timing", **flags})
         for row in rows:
             assert row["status"] == "ok", f"{row['name']}: {row['reason']}"

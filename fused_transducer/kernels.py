@@ -661,7 +661,7 @@ def _arc(
         x, left_out = _exact_sum(x, ARC[5])
         rest += left_out
     mantissa, exponent = _power(x)
-    # exp(rest): it is small
+    # times exp(rest), which is 1 + rest since rest is small; with x = -inf rest may be NaN
     mantissa *= 1.0 + tl.where(x == -float("inf"), 0.0, rest).to(tl.float64)
     return exists, ends, mantissa, exponent
 
@@ -775,7 +775,7 @@ def _posterior(
     is_cell = exists & (ends == 0)
     x *= tl.load(mantissas + ahead, mask=is_cell, other=1.0)
     x_exponent += tl.load(exponents + ahead, mask=is_cell, other=0)
-    is_possible = x != 0  # else exponents say nothing
+    is_possible = x != 0  # the exponent of a probability of 0 says nothing
     x = x / tl.load(mantissas + cells) * _two_to(x_exponent - tl.load(exponents + cells))
     return tl.where(exists & is_possible, x, 0.0)
 

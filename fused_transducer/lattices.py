@@ -124,8 +124,8 @@ def check_number(
 
 
 def check_topology(topology: Any, durations: Any, sigma: Any, label_smoothing: Any = 0.0) -> None:
-    """Raise ValueError for an unknown topology, for durations that it cannot have, and for sigma
-    and label smoothing where it has none."""
+    """Raise ValueError for an unknown topology, for durations that it cannot have, for a sigma or
+    label_smoothing that is no finite number, and for one other than 0 if the topology has none."""
     if not isinstance(topology, str) or topology not in TOPOLOGIES:
         raise ValueError(f"topology: there are {', '.join(TOPOLOGIES)}, not {topology!r}")
     if not isinstance(durations, (list, tuple)):

@@ -124,13 +124,16 @@ def _(*arguments):
 
 
 def log_probabilities(call: Call, backend: str) -> Tensor:
-    """Return arcs (rows, cells), whose first rows are the log-probabilities of each cell's
-    parts."""
+    """Return the tensor `arcs` (rows, cells) of a forward without gradient. Its first rows are the
+    log-probabilities of the parts of each cell."""
     _check(call, backend)
     check_values(call)
-    saved = _saved(call, backend, True, module_of(backend).room(call), 0)
+    cells = module_of(backend).room(call)
+    # gradient=True makes room in arcs; forward without gradient writes log-probabilities there.
+    saved = _saved(call, backend, gradient=True, cells=cells, kept_cells=0)
     module_of(backend).forward(call, False, *saved)
-    return saved[1]
+    _, arcs, _ = saved
+    return arcs
 
 
 def _gradients(call: Call, wanted: List[bool]) -> List[Tensor]:

@@ -560,7 +560,7 @@ def mean_delay(posteriors: Tensor, reference: Optional[Tensor]) -> Tensor:
 def _walk_of(
     log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattice: Lattice
 ) -> Walk:
-    """Return the walk through lattices that are given by frames.
+    """Return the walk through lattices, whose parts it moves from frames to anti-diagonals.
 
     log_probabilities (N, T, U+1, parts): of the parts of each cell; -inf where there is no cell.
     """

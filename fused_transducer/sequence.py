@@ -15,10 +15,10 @@ IMPOSSIBLE = 1e30
 def mwer_loss(
     losses: Tensor, errors: Tensor, utterance_of: Tensor, reduction: str = "mean"
 ) -> Tensor:
-    """Return the expected number of errors in each utterance's hypotheses, less the mean of their
-    errors (minimum word error rate; Prabhavalkar et al. 2018, Guo et al. 2020 for transducers).
+    """Return the expected number of errors over each utterance's hypotheses, minus the mean over
+    them (minimum word error rate; Prabhavalkar et al. 2018, Guo et al. 2020 for transducers).
 
-    The mean shifts the value; it changes no gradient.
+    To subtract the mean shifts the value, but changes no gradient.
 
     Args
         losses (M,): the losses of the hypotheses, which `transducer_loss` returns with
@@ -29,8 +29,8 @@ def mwer_loss(
         reduction: "mean" over the utterances that have hypotheses, "sum", or "none" for a tensor
         (M,) in which the numbers of an utterance's hypotheses add up to its loss
 
-    Returns a tensor of the losses' dtype, which is differentiable by them. Raises ValueError for
-    other shapes.
+    Returns a tensor of the losses' dtype, which can be differentiated with respect to `losses`.
+    Raises ValueError for other shapes.
     """
     check_tensors(losses=losses, errors=errors, utterance_of=utterance_of)
     if losses.dim() != 1:
@@ -52,4 +52,6 @@ def mwer_loss(
     parts = scores.softmax(1).diagonal() * (errors - (same * errors).sum(1) / size)
     if reduction == "none":
         return parts
-    return parts.sum() if reduction == "sum" else parts.sum() / (1 / size).sum()
+    if reduction == "sum":
+        return parts.sum()
+    return parts.sum() / (1 / size).sum()  # 1 / size adds up to 1 for each utterance

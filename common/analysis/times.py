@@ -55,7 +55,7 @@ def summarize(samples: Sequence[schema.Sample], scope: str) -> Times:
     interval = statistics.interval([fmean(batches.values()) for batches in medians.values()])
 
     def described(key: str) -> statistics.Summary | None:
-        """Summarize a field of the samples that holds nanoseconds; None where no sample has it."""
+        """Return the summary in ms of a field in ns; None where no sample has the field."""
         durations = ((sample.batch, getattr(sample, key)) for sample in timed)
         return statistics.describe(
             text.gathered((batch, ns / 1e6) for batch, ns in durations if ns is not None)

@@ -131,7 +131,9 @@ def fastest(rows: Sequence[Row], kinds: Sequence[str | None] | None = None) -> P
 
 
 def given_logits(rows: Sequence[Row]) -> LogitsPick | None:
-    """Return the best of the exact rows that take logits; None where no loss was timed alone."""
+    """Return the best of the exact rows whose loss was timed alone, those that take logits.
+
+    None where no loss was timed alone."""
     with_logits = [row for row in _ok(rows) if row.loss_alone.ms]
     loss = by_time(with_logits, "loss")
     step = by_time(with_logits, "step")
@@ -141,7 +143,7 @@ def given_logits(rows: Sequence[Row]) -> LogitsPick | None:
         return LogitsPick(loss, step, best=None)
     if step and step.sure:
         return LogitsPick(loss, step, best=step)
-    # by the loss alone, but only of those that may be the fastest by the step
+    # The fastest by the loss alone is the answer only if it may also be the fastest by the step.
     may_be_fastest = step is None or loss.row in [step.row, *step.rivals]
     return LogitsPick(loss, step, best=loss if loss.sure and may_be_fastest else None)
 
@@ -550,7 +552,7 @@ def ratio_remark(standing: Standing) -> str:
 def drift_remark(standing: Standing, drift: Factor) -> str:
     """Return a sentence on a ratio that changes from the first round to the last.
 
-    drift: the factor of that change
+    drift: the factor of that change, with its interval
     """
     return (
         f"{standing.row.name} {standing.scope}: its ratio changes by a factor of {text.number(drift.factor, 3)} "

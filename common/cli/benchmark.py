@@ -155,8 +155,9 @@ class Measurement:
     def _products(self, resolved: settings.Settings) -> list[Limits]:
         """Measure how fast torch multiplies matrices; return the ``limits`` records.
 
-        The Python is that of the first loss whose time depends on it.  Return [] without measuring
-        if there is no such loss, no step is timed, or the device's limits are not wanted."""
+        The torch is that of the first loss which has a control under FAST_MKL, since its time
+        depends on these products.  Return [] without measuring if there is no such loss, no step is
+        timed, or the device's limits are not wanted."""
         times_steps = "timing" in resolved.passes and "step" in resolved.scopes
         if not (times_steps and parser.with_limits(self.arguments, resolved)):
             return []

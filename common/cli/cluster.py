@@ -103,8 +103,9 @@ def measured(arguments: Namespace) -> Iterator[Path]:
 
 
 def shared(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line that the run of every cell gets, and "--quiet".  Left out
-    are the name of the command, what is swept, and flags that concern this machine alone.
+    """Return the words of a command line that each run on the cluster gets too, and "--quiet".
+
+    The name of the command, what is swept, and flags that concern this machine alone are left out.
 
     words: "sweep", "vocab-size=500,4096", "--only", "k2", "--log-dir", "here"."""
     left_out = ArgumentParser(add_help=False)

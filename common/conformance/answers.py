@@ -170,15 +170,18 @@ class Examination:
         return right.losses[0]
 
     def outcome(self, run: Run = run_together, has_gradient: bool = True) -> Outcome:
-        """Judge the answer in each scope that the question is asked in; return the first outcome
-        that is wrong or imprecise, else the last.  Raises NotAsked and Refused.
+        """Judge the answer in each scope that the question is asked in.
+
+        Return the first outcome that is not right, or that has a message (imprecise, say), else the
+        last one.  Without any scope the outcome is NOT_ASKED.  Raises NotAsked and Refused.
 
         Args:
             run: runs the steps, and returns their losses.
             has_gradient: whether `run` makes gradients, which are then judged too.
         """
         attempted = partial(attempt, run)
-        asked = [self.question.but(may_refuse=False)]  # so that an error is raised here
+        # With `may_refuse`, questions.answers would leave out a scope in which the loss fails.
+        asked = [self.question.but(may_refuse=False)]
         result = Outcome(NOT_ASKED, "it returns the sum of its losses alone")
         for _, answer in questions.answers(self.adapter, self.device, asked, run=attempted):
             result = self.compare(answer, attempted, has_gradient)

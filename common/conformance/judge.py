@@ -196,8 +196,8 @@ def dead(code: int, kills: int) -> Outcome:
     """Return the outcome of a case at which its process ended.
 
     Args:
-        code: exit code of the process, minus the signal that killed it.
-        kills: how often the kernel had killed for lack of memory before the process began.
+        code: exit code of the process, or minus the number of the signal that killed it.
+        kills: what memory.oom_kills returned before the process began.
     """
     if code >= 0:
         return Outcome(ERROR, f"its process ended with exit code {code}")

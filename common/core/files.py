@@ -160,7 +160,7 @@ def read_text(path: Path, largest: int = LARGEST) -> str:
 def cannot_write(path: Path, error: OSError, advice: str) -> str:
     """Return the message of an error that a write to `path` raised.  advice: what to do next."""
     if error.errno == errno.ELOOP:
-        reason = "it is a link, or below one that leads nowhere"
+        reason = "it is a link, or below a link that leads nowhere"
     else:
         reason = error.strerror or str(error)
     return f"cannot write {path}: {reason}; {advice}"

@@ -224,9 +224,10 @@ def _device_heading(values: Values) -> str:
 
 
 def _threads_heading(values: Values) -> str:
-    """Return "2 threads of 4 cores", or "4 threads" where all cores have one.
+    """Return "2 threads of 4 cores".
 
-    "" where the number is not known, and on CUDA."""
+    Return "4 threads" if there are as many cores, or their number is not known.  Return "" on CUDA,
+    and if the number of threads is not known."""
     threads = values.get("threads")
     cores = values.get("cores")
     if values.get("device") != "cpu" or threads is None:

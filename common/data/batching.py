@@ -64,7 +64,7 @@ class Batches:
     def describe(self, index: int, prune_range: int | None = None) -> dict[str, int]:
         """Return the sizes of a batch as records have them (records.schema.Batch).
 
-        prune_range: symbols that a pruned loss keeps for each frame; None leaves out its cells."""
+        prune_range: symbols that a pruned loss keeps for each frame; None: no "pruned_cells"."""
         T, U = self[index].astype(np.int64).T
         cells = T * (U + 1)
         # A path with at most one symbol a frame cannot meet U^2 of the cells: those with u > t, and
@@ -333,8 +333,9 @@ def between(
 ) -> np.ndarray:
     """Return the rows of utterances whose duration is between two bounds, both included.
 
-    At x4, four numbers of feature frames have the same T, and the fewest are taken.  So with a
-    frame shift of 0.01 s a duration is right to 0.03 s.  Raises UserError if no row is left.
+    `factor` numbers of feature frames give the same T.  A row is kept if any of them is within the
+    bounds.  So at x4, with a frame shift of 0.01 s, the bounds are exact to 0.03 s.  Raises
+    UserError if no row is left.
 
     Args:
         utterances: (utterances, 2), columns T and U.
@@ -343,16 +344,19 @@ def between(
         shortest, longest: the bounds in seconds; None for no bound."""
     if shortest is None and longest is None:
         return utterances
-    frames = shapes.feature_frames(np.asarray(utterances[:, 0], dtype=np.int64), factor)
-    kept = np.ones(len(frames), dtype=bool)
+    T = np.asarray(utterances[:, 0], dtype=np.int64)
+    fewest_frames = shapes.feature_frames(T, factor)
+    kept = np.ones(len(T), dtype=bool)
     # The bounds are compared as frames, which are exact; 0.01 s is no exact float.
     if shortest is not None:
-        kept &= frames >= round(shortest / frame_shift) - (factor - 1)
+        most_frames = fewest_frames + factor - 1
+        kept &= most_frames >= round(shortest / frame_shift)
     if longest is not None:
-        kept &= frames <= round(longest / frame_shift)
+        kept &= fewest_frames <= round(longest / frame_shift)
     if not kept.any():
+        seconds = fewest_frames * frame_shift
         raise UserError(
             f"--min-duration, --max-duration: no utterance is left of {len(utterances)}, "
-            f"which have {frames.min() * frame_shift:.2f} to {frames.max() * frame_shift:.2f} s"
+            f"which have {seconds.min():.2f} to {seconds.max():.2f} s"
         )
     return utterances[kept]

@@ -277,10 +277,10 @@ class Reader:
         return Utterance(text, frames, span.seconds)
 
     def _span_in_features(self, supervision: Any) -> Span | None:
-        """Return the part of a recording that a supervision has, if there are features of all of it.
+        """Return the part of a recording that a supervision is about, if features contain it.
 
-        The part has a number of frames only if the supervision is as long as the features.  Returns
-        None without such features."""
+        The part has `num_frames` only if the features are no longer than the supervision.  Returns
+        None if no features contain the part."""
         start = supervision.start
         end = start + supervision.duration
         for span in self.features.get(str(supervision.recording_id), []):

@@ -95,8 +95,8 @@ def save(path: Path, rows: np.ndarray, provenance: Provenance, *beside: tuple[Pa
     Raises UserError if one file cannot be written; then all stay as they were.
 
     Args:
-        rows: (utterances, 2), columns T and U.
-        provenance: gets an entry "shape_file" before its own.
+        rows: (utterances, 2), columns T and U; at least one row.
+        provenance: written after an entry "shape_file", which tells what is in the shape file.
         beside: (path, content) of more files to write."""
     import torch
 

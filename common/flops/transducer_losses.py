@@ -143,16 +143,18 @@ def _sizes(fused: Any) -> list[_Size]:
 
 
 def _fused_arcs(fused: Any, sizes: Sequence[_Size], per_arc: int) -> int:
-    """Count the recursion over the arcs, `per_arc` for each, by the topology of the lattice."""
+    """Count the operations of the recursion over the arcs in lattices of these sizes.
+
+    per_arc: operations of an arc, 4 of them for a sum in the log domain."""
     if fused.topology in ("regular", "hat"):
-        # The first arc into each cell but (0, 0) needs no sum in the log domain.
+        # The first arc into each cell, which (0, 0) lacks, needs no sum in the log domain.
         return sum(per_arc * size.arcs - 4 * (size.cells - 1) for size in sizes if size.cells)
     # Every cell counts as if all arcs left it, also those of duration 0.
     arcs_of_cell = 2  # a blank and a target
     if fused.topology == "tdt":
-        arcs_of_cell *= len(fused.durations)  # each has each duration
+        arcs_of_cell *= len(fused.durations)  # one of each duration
     if fused.topology == "multi-blank":
-        arcs_of_cell += len(fused.durations)  # each is a blank that takes several frames
+        arcs_of_cell += len(fused.durations)  # a longer blank of each duration
     return sum(size.cells for size in sizes) * arcs_of_cell * per_arc
 
 

@@ -96,7 +96,7 @@ def enough(
 
 
 def with_load(samples: Generator[Any, None, str], threads: int | None) -> Generator[Any, None, str]:
-    """Yield samples with the load beside them; return what `samples` returns.
+    """Yield samples with the load beside them filled in; return what `samples` returns.
 
     Samples wait until the load is known, since the system counts it too coarsely for a short
     sample.
@@ -124,8 +124,9 @@ def with_load(samples: Generator[Any, None, str], threads: int | None) -> Genera
 def warm_up(
     sample: Sampler, batches: Sequence[int], max_seconds: float, threads: int | None = None
 ) -> Generator[Any, None, str]:
-    """Yield warm-up samples with the load beside them: of the first batch until it is warmed up, and
-    one of each other batch.
+    """Yield warm-up samples: of the first batch until it is warmed up, and one of each other batch.
+
+    The load beside them is filled in, as in `with_load`.
 
     Args:
         sample: takes a sample.
@@ -138,11 +139,12 @@ def warm_up(
     def samples() -> Generator[Any, None, str]:
         durations: list[int] = []
         while batches and not warmed_up(durations, max_seconds):
-            taken = sample(batches[0], len(durations), True)
+            repeat = len(durations)
+            taken = sample(batches[0], repeat, True)  # a warm-up
             durations.append(taken.total_wall_ns)
             yield taken
         for batch in batches[1:]:
-            yield sample(batch, 0, True)
+            yield sample(batch, 0, True)  # its first repeat, a warm-up
         return ""
 
     return with_load(samples(), threads)
@@ -151,13 +153,15 @@ def warm_up(
 def sweep(
     sample: Sampler, batches: Sequence[int], *, threads: int | None = None, **caps: Any
 ) -> Generator[Any, None, str]:
-    """Yield samples of all batches in turn with the load beside them; return why they ended.
+    """Yield samples of all batches in turn; return why they ended, as `enough` says it.
+
+    The load beside them is filled in, as in `with_load`.
 
     Args:
         sample: takes a sample.
         batches: numbers of the batches.
         threads: number of CPU threads that a sample keeps busy.
-        caps: `spread`, `max_samples`, `max_seconds` and `least`, as in `enough`.
+        caps: `spread`, `max_samples`, `max_seconds` and `least` of `enough`.
     """
 
     def samples() -> Generator[Any, None, str]:
@@ -167,7 +171,8 @@ def sweep(
                 why = enough(measured, len(batches), **caps)
                 if why:
                     return why
-                taken = sample(batch, len(measured[batch]), False)
+                repeat = len(measured[batch])
+                taken = sample(batch, repeat, False)  # no warm-up
                 measured[batch].append(taken.total_wall_ns)
                 yield taken
 

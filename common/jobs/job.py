@@ -251,8 +251,8 @@ def plan(names: Sequence[str], settings: Settings, controls: Collection[str] = (
 def _is_own(file: Any) -> bool:
     """Return whether a file of code is the user's own: it belongs neither to Python, nor to a
     package, nor to this suite."""
-    suite = str(Path(__file__).parents[1])  # in a checkout the link, through which it was imported
-    # The "file" of code that is in none begins with "<": "<string>".
+    suite = str(Path(__file__).parents[1])  # in a checkout: its link rnnt_bench
+    # Code without a file has a "file" such as "<string>".
     foreign = (suite, str(files.BUILD), str(files.CACHE), sys.prefix, sys.base_prefix, "<")
     return isinstance(file, str) and not file.startswith(foreign) and "site-packages" not in file
 

@@ -349,6 +349,7 @@ def _need(row: Row) -> str:
     python = re.match(r"needs Python [0-9.]+( or [0-9.]+)*", reason)
     if python:
         return python[0]  # no set-up brings another Python
+    # A row with an "@" may lack its condition, which no installation of a package brings.
     if row.status == "unsupported" or "@" in row.name:
         device = re.search(r"; it runs on ([a-z ]+)", reason)
         if device:

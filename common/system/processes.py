@@ -10,8 +10,9 @@ each it forks.  The fork calls ``MODULE.main(argument)`` and exits with what tha
 stdout and stderr go to the file `output`.
 
 The server answers on stdout, a line of JSON each: {"ready": true} when all is imported, {"pid":
-...} at a fork, and {"returncode": ...} at its end.  The code is minus the signal that killed it.
-Before that last answer, what the fork left running in its session is killed.
+...} at a fork, and {"returncode": ...} when the fork has ended: its exit code, or minus the number
+of the signal that killed it.  Before that last answer, what the fork left running in its session is
+killed.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def write_record(stream: TextIO, record: Mapping[str, Any]) -> None:
 def output(command: Sequence[str], timeout: float | None = None, **options: Any) -> str:
     """Run a command, and return what it prints on stdout; "" if it fails or is missing.
 
-    timeout: in seconds, after which it fails; options: others of subprocess.run."""
+    timeout: seconds after which the command fails; options: further ones of subprocess.run."""
     options = {"stderr": subprocess.DEVNULL, **options}
     try:
         done = subprocess.run(
@@ -211,9 +212,9 @@ _waiting: list[Server] = []
 def _server(plan: Plan, errors: Path) -> Iterator[Server]:
     """Yield a server of this plan for one job: one that waits, or a new one.
 
-    Afterwards it waits for the next job; it is ended if it died, its job has not ended, or another
-    server with its plan waits.  Servers of the same Python that wait for jobs of another generation
-    are ended first.
+    First, close the waiting servers that died, and those of the same Python that wait for jobs of
+    another generation.  Afterwards the server waits for its next job.  It is closed instead if it
+    died, if its job has not ended, or if another server with its plan waits.
 
     errors: file for what a new server prints."""
     for server in _waiting[:]:
@@ -276,10 +277,10 @@ class Child:
         self.output = output
         self.errors = errors
         self.pid: int | None = None
-        self.ended: int | None = None  # the return code
-        self.damaged = False  # whether a line among the records is no record
+        self.ended: int | None = None  # the return code, once the child has ended
+        self.damaged = False  # whether the file of records has a line that is no record
         self.begin_ns = time.monotonic_ns()
-        self.oom_kills = memory.oom_kills()
+        self.oom_kills = memory.oom_kills()  # before it ran
 
     @classmethod
     @contextmanager
@@ -341,11 +342,11 @@ class Child:
         return (time.monotonic_ns() - self.begin_ns) / 1e9
 
     def written(self) -> list[dict[str, Any]]:
-        """Return the records that it has written so far.
+        """Return the records that the child has written so far.
 
-        A last line without its end is left out.  Records end before a line that is no record, and
-        `damaged` is set then: code of a loss may write there by mistake, if it closed a file that
-        is not its own."""
+        A last line without a line end is left out.  Reading stops at a line that is no record, and
+        sets `damaged`: code of a loss may write there by mistake, if it closed a file that is not
+        its own."""
         records = []
         for line in self.output.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
             try:

@@ -184,7 +184,8 @@ class Criterion(nn.Module):
     def _pruned(self, batch: Batch, prepared: Any, arcs: Any, *outputs: torch.Tensor) -> Any:
         """Return the pruned loss of encoder and decoder outputs; set `prepared.ranges`.
 
-        arcs: gradients of the simple loss, which choose the range of symbols of each frame."""
+        arcs: the gradients that `_simple` returned, by which the adapter chooses the range of
+        symbols of each frame."""
         prepared.ranges = self.adapter.ranges(arcs, prepared)
 
         def join(encoder_out: torch.Tensor, decoder_out: torch.Tensor) -> torch.Tensor:

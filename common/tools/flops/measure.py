@@ -94,8 +94,10 @@ def _of_audio(folder: Path, sample_rate: int) -> list[int]:
 
 
 def _of_text(file: Path) -> list[int]:
-    """Return the number that begins each line of a text file.  What follows a number is left out,
-    and "#" begins a comment."""
+    """Return the numbers of samples in a text file: the first word of each line.
+
+    Further words, empty lines and comments from "#" on are left out.  Raises UserError for a first
+    word that is no positive integer."""
     samples = []
     for number, line in enumerate(files.read_text(file).splitlines(), 1):
         for word in line.partition("#")[0].split()[:1]:

@@ -149,10 +149,10 @@ class Part(msgspec.Struct, kw_only=True):
 def parts_of(counted: Counted, by: str = "module", depth: int | None = None) -> list[Part]:
     """Return a row for each module, class or operator, as `by` says, and the total last.
 
-    By module: a module counts what the modules in it do, too.  Modules come in the order of the
-    model, at most `depth` names deep.  A row for each place outside of the model, as "(loss)",
-    follows.  By class or operator: each operation counts once, and the largest row is first.  The
-    calls of the total are those of all operators."""
+    By module: a module also counts what the modules in it do.  Modules come in the order of the
+    model, at most `depth` names deep.  Then comes a row for each place outside of the model, such
+    as "(loss)".  By class or operator: each operation counts once, and the largest row is first.
+    The calls of the total are those of all operators."""
     kinds = {module.path: module.kind for module in counted.modules}
     parts: dict[str, Part] = {}
     calls: Counter[str] = Counter()
@@ -176,7 +176,7 @@ def parts_of(counted: Counted, by: str = "module", depth: int | None = None) -> 
         elif by == "operator":
             names = [entry.operator] if isinstance(entry, Operator) else []
         else:
-            # Outside of the model no module has the path, which gets a row of its own.
+            # No module has the path of a place outside of the model: it gets a row of its own.
             names = [path for path in _above(entry.path) if path in parts] or [entry.path]
         for name in names:
             parts.setdefault(name, Part(name=name)).add(entry)

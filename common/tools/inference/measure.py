@@ -129,11 +129,11 @@ class Calls:
         return error
 
     def outputs(self, at_first_symbol: Callable[[], None] = lambda: None) -> Any:
-        """Make one call; return its outputs, a list of pieces where the model streams.
+        """Make one call; return its outputs, a list of pieces if the model streams.
 
-        Where the model streams, call `at_first_symbol` and set `streamed` to True as soon as the
-        stream gives a symbol.  Without a stream, or a symbol of it, `streamed` becomes False.
-        Raises WrongResult where a model that does not stream returns None."""
+        At the first symbol of a stream, set `streamed` to True and call `at_first_symbol`.  Without
+        a stream, or if no symbol comes, `streamed` becomes False.  Raises WrongResult if a model
+        that does not stream returns None."""
         self.streamed = False
         N, samples = self.waves.shape
         device = self.waves.device

@@ -169,7 +169,8 @@ def progress(config: Buckets, kept: Kept, loss: str) -> Progress:
     """Return how far a training is with a loss.
 
     A job "together" that did not fit ended at a step of one bucket.  Each such job reduces the size
-    of that bucket by TOLERANCE or by 1, whichever is more.  A size of 1 becomes None."""
+    of that bucket by the share TOLERANCE of the size, or by 1 if that is more.  After a size of 1
+    comes None."""
     outcomes = searched(config, kept, loss)
     reduced: dict[int, int] = {}
     head = f"{loss} together-".strip()
@@ -180,7 +181,7 @@ def progress(config: Buckets, kept: Kept, loss: str) -> Progress:
         failed += 1
         number = job.of(Try)[-1].bucket or 0  # never 0: each step of a training has a bucket
         size = outcomes[number].size or 0
-        reduced.setdefault(number, size)
+        reduced.setdefault(number, size)  # keeps the size before the first reduction
         outcomes[number].size = min(size - 1, int((1 - TOLERANCE) * size)) or None
     name = f"{head}{failed + 1}"
     return Progress(loss, outcomes, reduced, name, kept.job(name))

@@ -70,7 +70,7 @@ def run(job: JobSpec) -> Iterator[Any]:
 
 
 def _received(path: Path) -> Any:
-    """Return what the stage before left in a file.  Raises NotRunnable where it left nothing."""
+    """Return what a stage has written for the next one.  Raises NotRunnable if there is no file."""
     if not path.exists():
         raise NotRunnable("unsupported", "the stage before gave nothing")
     return torch.load(path, map_location="cpu", weights_only=True)

@@ -177,7 +177,7 @@ class _Mark(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         ctx.tell()
-        return (None, *gradients)
+        return (None, *gradients)  # `tell` has no gradient
 
 
 rules.register(_Mark, None)  # it computes nothing, so FlopCounter need not warn of it
