@@ -281,7 +281,8 @@ def check_shapes(
     targets: torch.Tensor, T_lengths: torch.Tensor, U_lengths: torch.Tensor,
     utterance_of: Optional[torch.Tensor] = None, window: Optional[torch.Tensor] = None,
 ) -> None:  # fmt: skip
-    """Raise ValueError for shapes, dtypes and devices that do not fit together, or are not taken.
+    """Raise ValueError for shapes, dtypes and devices that do not fit together, and for those that
+    the loss does not take.
 
     Values are not looked at (see `check_values`).
     """

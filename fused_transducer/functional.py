@@ -306,8 +306,13 @@ def _inputs(
 
 
 def _room(call: Call, backend: str, in_graph: bool) -> int:
-    """Return the number of cells for which forward leaves numbers to backward: what the backend
-    asks for, or all cells of the padded batch where lengths have no values."""
+    """Return the number of cells for which forward leaves numbers to backward.
+
+    The backend tells this number. Where the lengths have no values, it is the number of all cells
+    of the padded batch.
+
+    in_graph: whether the call is compiled or traced, so that tensors have no values
+    """
     every_cell = call.M * call.T * call.U1
     if in_graph:
         return every_cell

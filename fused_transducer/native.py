@@ -219,9 +219,12 @@ def _c_arc(arc: Arc) -> LatticeArc:
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tensor) -> None:
-    """Write losses (M,), arcs (rows, cells) and kept (cells, V): the losses and parts as
-    `plain.forward` does, and the logits of the first cells, as many as kept has rows, which
-    backward then need not compute."""
+    """Write losses (M,), and arcs (rows, cells) for backward, unless arcs is empty. For `gradient`
+    see `plain.forward`.
+
+    kept: (number, V), gets the logits of this number of cells, the first ones. Backward then need
+        not compute these logits.
+    """
     if not arcs.numel():  # the caller wants no arcs, but the losses are computed from them
         arcs = arcs.new_empty(call.lattice.parts, room(call))
     arguments = _Arguments(call, arcs, kept)

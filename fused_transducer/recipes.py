@@ -297,8 +297,8 @@ def unpatch(model: nn.Module) -> nn.Module:
 
 
 def _transducer_of(model: Any) -> Any:
-    """Return the model itself, or the one within PEFT's wrapper. Raises ValueError if that is no
-    transducer."""
+    """Return the model itself, or the model within PEFT's wrapper. Raises ValueError if the
+    returned model would be no transducer."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     missing = [
         name

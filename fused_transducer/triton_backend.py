@@ -261,7 +261,7 @@ class _Launch:
 
     def products(self, operands: torch.dtype) -> Dict[str, Any]:
         """Return the kernels' arguments that say how operands of a dtype are multiplied."""
-        # Triton's interpreter multiplies the bits of bfloat16 as if they were integers.
+        # Triton's interpreter would multiply the bits of bfloat16 as if they were integers.
         dtype = operands if self.gpu else torch.float32
         operand = getattr(self.kernels.tl, str(dtype)[len("torch.") :])
         return {"PRECISION": _precision(self.gpu, self.call.weight.dtype), "OPERAND": operand}
@@ -373,10 +373,10 @@ def _forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
 
 
 def _walk(launch: _Launch, width: int, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
-    """Compute the losses of any lattice from the log-probabilities in arcs; with `gradient`,
-    replace these by the posteriors.
+    """Write the losses of any lattice to `losses`, from the log-probabilities in `arcs`. With
+    `gradient`, replace the log-probabilities by the posteriors.
 
-    width: of the vector that holds an anti-diagonal.
+    width: number of elements of the vector that holds an anti-diagonal.
     """
     call, cells, lattice = launch.call, launch.cells, launch.call.lattice
     of_rows = launch.T_lengths, launch.U_lengths, launch.band
@@ -388,7 +388,7 @@ def _walk(launch: _Launch, width: int, gradient: bool, losses: Tensor, arcs: Ten
     passes = 2 if gradient else 1
     mantissas = arcs.new_empty(passes, cells, dtype=torch.float64)
     exponents = torch.empty_like(mantissas, dtype=torch.int64)
-    # As the kernels take an arc: dt, du, two parts (-1 is none), then_blank, constant.
+    # The kernels take each arc as (dt, du, two parts, then_blank, constant); a part -1 is none.
     rows = tuple(
         (arc.dt, arc.du, *(*arc.parts, -1, -1)[:2], arc.then_blank, arc.weight)
         for arc in lattice.arcs
@@ -513,7 +513,7 @@ class _Count:
             self.copied.record()
 
     def wait(self) -> int:
-        """Return the number; wait for it if need be."""
+        """Return the number of cells; wait until it is copied, if need be."""
         if self.count is None:
             self.copied.synchronize()
             self.count = int(self.copy)

@@ -125,7 +125,8 @@ def rows(paths: Sequence[Any] = (), all_runs: bool = False) -> list[Row]:
 
 
 def _folders(paths: Sequence[Any]) -> dict[Path, list[Path]]:
-    """Return run folder -> the traces in it that `paths` name one by one; [] for all that it holds.
+    """Return run folder -> the traces in it that `paths` name one by one; [] where `paths` name the
+    whole folder or its records.
 
     Raises UserError for a path that does not exist."""
     folders: dict[Path, list[Path]] = {}
@@ -176,12 +177,12 @@ def run_folders(top: Path) -> Iterator[Path]:
 def _rows_of(folder: Path, asked: list[Path], traces: bool) -> list[Row]:
     """Return the rows of a folder: one of its records, or one for each worker that left traces.
 
-    A folder that cannot be read has one row, which says why. A search of an older version has none,
-    and a warning.
+    A folder that cannot be read has one row, which says why. For a search of an older version,
+    warn and return [].
 
     Args:
-        asked: the traces to read, which stand in place of the records; [] for records, or else all
-            traces
+        asked: traces to read instead of the records; []: read the records, or all traces of a
+            folder without records
         traces: whether to read traces
     """
     try:

@@ -260,11 +260,11 @@ def linked(row: Row, measure: Measure) -> parts.Link:
 
 def headline(pick: Pick, small: Pick | None = None) -> str:
     """Return the advice in one sentence, "Use k2: 2.1x faster (2.0 to 2.2) than the next exact
-    loss", or why there is none.
+    loss". If there is no advice, the sentence says why.
 
     Args:
-        pick: the fastest
-        small: the smallest, with whose peak that of the fastest is compared
+        pick: of the fastest row
+        small: of the row with the smallest peak; if given, the sentence also compares the peaks
     """
     if pick.withheld:
         return "No answer yet: samples ran beside other load"
@@ -273,7 +273,7 @@ def headline(pick: Pick, small: Pick | None = None) -> str:
     name = doubts.with_mark(name_of(pick.row), pick.row, "above limit")
     if pick.next is None or pick.factor is None:
         return f"Use {name}, the only exact loss that was compared"
-    span = _span(pick.next_ratio, 2)
+    span = _span(pick.next_ratio, digits=2)
     faster = f"{text.number(pick.factor, 2)}x faster" + (f" ({span})" if span else "")
     memory = _headline_memory(pick, small) if small else ""
     return f"Use {name}: {faster} than the next exact loss{memory}"
@@ -281,7 +281,9 @@ def headline(pick: Pick, small: Pick | None = None) -> str:
 
 def _headline_memory(pick: Pick, small: Pick) -> str:
     """Return how the peak of the fastest row compares with that of the smallest, as the end of a
-    sentence; "" where it is about as small, or not known."""
+    sentence. If the fastest row is itself the smallest, its peak is compared with the next one.
+
+    Returns "" where the two may be equally small, or a peak is not known."""
     row = pick.row
     if row is small.row:
         if not small.sure or small.next is None:
@@ -376,7 +378,7 @@ def products_answer(pick: Pick, rows: Sequence[Row]) -> str:
     if here.factor > without.factor:
         share = text.number(here.factor / without.factor, 2)
         slowed = f", of which {share}x are torch's slow products on this CPU"
-    span = _span(without.judged, 2)
+    span = _span(without.judged, digits=2)
     return (
         f"{name_of(row)}: {text.number(here.factor, 2)}x here{slowed}; "
         f"{text.number(without.factor, 2)}x without them" + (f" ({span})" if span else "")

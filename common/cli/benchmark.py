@@ -97,8 +97,8 @@ def benchmark(
 def _left_out(
     names: Sequence[str], device: str, arguments: Namespace, names_of_script: Sequence[str]
 ) -> list[str]:
-    """Return the names that are not measured by default, without those of the script that was
-    started.  Print them, unless --quiet is given."""
+    """Return those of `names` that are not measured by default, except `names_of_script`, which
+    always are.  Print them, unless --quiet is given."""
     is_short = bool(arguments.budget)
     is_sweep = bool(arguments.sweep)
     rows = default_rows(names, device, is_short, arguments.topology, is_sweep)

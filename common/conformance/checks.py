@@ -130,7 +130,7 @@ def laid_out(exam: Examination) -> Outcome:
 
 
 def upstream_zero(exam: Examination) -> Outcome:
-    """Judge the gradient of a loss times 0, which must be 0, as the product itself."""
+    """Judge the gradient of a loss times 0: it must be 0, and so must the loss times 0."""
     answer = exam.answer()
     products = answer.computed["loss"].reshape(-1) * 0  # NaN if the loss is not finite
     return _zero(torch.cat([products, gradient_entries(answer)]))

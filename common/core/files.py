@@ -141,7 +141,7 @@ def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
             raise OSError(
                 errno.EFBIG, f"{size:,} bytes, more than the {largest:,} that are read", str(path)
             )
-        return stream.read() or b""
+        return stream.read() or b""  # None if a read would block
 
 
 def read_text(path: Path, largest: int = LARGEST) -> str:

@@ -206,9 +206,10 @@ def some_of(
 ) -> Callable[[str], tuple[str, ...]]:
     """Return a parser of a comma-separated list of some of `choices`.
 
-    The parser returns them in the order of `choices`, each once.
+    The parser returns the items in the order of `choices`, each once.  It raises UserError for an
+    item that is no choice, and for an empty list.
 
-    everything: what the texts "all" and "both" stand for; None for `choices`."""
+    everything: what it returns for "all" and for "both"; None: all `choices`."""
 
     def parse(text: str) -> tuple[str, ...]:
         items = split(text)
@@ -216,7 +217,7 @@ def some_of(
             return tuple(choices if everything is None else everything)
         wrong = next((item for item in items if item not in choices), "")
         if wrong or not items:
-            guess = closest(wrong, choices) or ":"  # before the choices, which may be many
+            guess = closest(wrong, choices) or ":"  # comes first: the list of choices may be long
             raise UserError(f"{text!r}{guess} Give some of {', '.join(choices)}")
         return tuple(choice for choice in choices if choice in items)
 

@@ -152,7 +152,7 @@ class Implementation:
 
     @property
     def in_other_environment(self) -> bool:
-        """Tell whether it runs in an environment that is not its own, as "fast_rnnt@k2"."""
+        """Tell whether it runs in an environment that is not its own, as "fast_rnnt@k2" does."""
         return self.condition not in ("", FAST_MKL)
 
     @property

@@ -294,9 +294,10 @@ def train(texts: Sequence[str], vocab_size: int, model_type: str = "bpe") -> byt
     """Train a SentencePiece model as icefall does, and return the content of its file.
 
     Its first ids are 0 <blk>, 1 <sos/eos> and 2 <unk>.  The same texts give the same model.  Raises
-    UserError if the texts have too few different pieces, or too many letters, for the vocabulary.
+    UserError if `vocab_size` is larger than the number of different pieces in the texts, or too
+    small for all their letters.
 
-    texts: one of each utterance; model_type: bpe or unigram."""
+    texts: the text of each utterance; model_type: "bpe" or "unigram"."""
     import sentencepiece
 
     sentencepiece.set_min_log_level(_FATAL)

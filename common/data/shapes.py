@@ -78,7 +78,9 @@ def load(path: Path) -> np.ndarray:
 
 
 def _check_numbers(path: Path, name: str, column: np.ndarray, least: int) -> None:
-    """Raise UserError if a number of the column `name`, T or U, is below `least` or no int32."""
+    """Raise UserError if a number of a column is below `least` or above LARGEST.
+
+    path: of the shape file; name: of the column, "T" or "U"."""
     wrong = np.flatnonzero((column < least) | (column > LARGEST))
     if len(wrong):
         value = column[wrong[0]]

@@ -84,7 +84,7 @@ class Modules:
             self._add(path, module)
 
     def __enter__(self) -> Modules:
-        """Hook the forward of every module in this process, whatever it takes and returns."""
+        """Hook the forward of every module in this process, with any arguments and any result."""
         self._handles = [
             torch.nn.modules.module.register_module_forward_pre_hook(
                 lambda module, _args: self._push(module)
@@ -164,13 +164,14 @@ class Modules:
         return rows
 
     def _push(self, module: torch.nn.Module) -> None:
-        """Begin the call of a module, and count it; a module that is no part of the model gets a
-        path here."""
-        if id(module) not in self._paths:  # it is no part of the model
+        """Begin a call of a module, and count the call.
+
+        A module without a path is no part of the model, and gets a path here."""
+        if id(module) not in self._paths:
             path = type(module).__name__
             if self._stack:
                 path = _joined(self._stack[-1].path, path)
-            elif "" in self.modules:  # parentheses tell it from a path within the model
+            elif "" in self.modules:  # "" is the model; paths within it have no parentheses
                 path = f"({path})"
             self._add(path, module)
         path = self._paths[id(module)]
@@ -288,8 +289,10 @@ class FlopCounter:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Warn of the modules that ran unseen, unless an exception ends the context.  Raises
-        UserError where the counter is strict."""
+        """End counting, and warn of each module that ran unseen.  A strict counter raises UserError
+        instead.
+
+        If an exception ends the context, there is neither a warning nor a UserError."""
         self._inside.close()
         if any(error):
             return

@@ -114,9 +114,9 @@ def _per_sum(tensor: Any) -> int:
 
 
 def _norm(call: Call) -> int:
-    """Count the powers of n numbers, their n - 1 sums and a root: 2 n for each norm.
+    """Count for each norm of n numbers n powers, n - 1 sums and a root: 2 n.
 
-    Order 1 has no root, so one less.  An infinite order has n absolute values alone, and order 0
+    Order 1 has no root, so one less.  An infinite order counts n absolute values alone, and order 0
     counts nothing."""
     order = call["p"] if call["ord"] is None else call["ord"]
     per_element = {0: 0, math.inf: 1, -math.inf: 1}.get(order, 2)

@@ -334,11 +334,11 @@ class Progress:
         return f"about {seconds:.0f} s left"
 
     def _seconds(self, jobs: Sequence[RowPass]) -> float | None:
-        """Return how long jobs will take; None where nothing has run.
+        """Return how many seconds jobs will take; None if that of one of them is unknown.
 
-        A job takes as long as earlier jobs of the same row and pass took on average.  Without such
-        jobs, it takes as long as those of the pass; without these, a share of those of the first
-        pass."""
+        A job takes the average of the earlier jobs of its row and pass.  If there are none, it
+        takes the average of its pass, of all rows.  If that has not run either, it takes a share of
+        the first pass: of the average of its row there, or else of all rows."""
         by_pass: dict[str, list[float]] = defaultdict(list)
         for ended, took in self.took.items():
             by_pass[ended.pass_name] += took

@@ -221,7 +221,7 @@ class Adapter:
     def function(self) -> Callable[..., Any]:
         """Return the package's function.
 
-        Its arguments are the tensors of the layout, those of `prepare`, and `options`."""
+        It takes the tensors of the layout, what `prepare` returns, and `options`."""
         raise NotImplementedError
 
     def options(self) -> dict[str, Any]:

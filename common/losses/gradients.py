@@ -41,7 +41,9 @@ class Part(NamedTuple):
     derivatives: torch.Tensor  # (frames, cells, P) of the log-likelihood by the parts of each cell
 
     def describe(self, index: Index) -> str:
-        """Return where the entry of an index into the gradient is."""
+        """Return where an entry of the gradient is, in words.
+
+        index: (frame, cell, symbol) of the entry in `right`, whose first frame is `frames.begin`."""
         n = self.frames.n
         T, U = self.cells.batch.shapes[n]
         t = self.frames.begin + index[0]

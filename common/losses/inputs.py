@@ -282,7 +282,7 @@ def make_batch(
 
 
 def drawn(inputs: int, outputs: int, key: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return a random weight (outputs, inputs) and a random bias (outputs,), float32.
+    """Return the random weight (outputs, inputs) and bias (outputs,) of a linear layer, float32.
 
     key: names the stream of the numbers."""
     bound = 1 / math.sqrt(inputs)

@@ -146,9 +146,9 @@ class Right:
             self.losses.append(torch.tensor(losses, dtype=torch.float64))
 
     def compare(self, into: Errors | Sketch) -> None:
-        """Note all gradients of the loss, each with the right one, in `into`, part by part.
+        """Note in `into` all gradients of the loss, part by part, each with the right gradient.
 
-        Adds the simple loss of a pruned step to the right `losses`."""
+        In scope "step" of a pruned loss, also add the right simple losses to `losses`."""
         for number, cells in enumerate(self.cells):
             for n, lattice in enumerate(self.lattices[number]):
                 if cells.gradients:

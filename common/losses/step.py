@@ -166,9 +166,10 @@ class NotOfEach(ValueError):
 
 
 def weighted(losses: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Return the sum () of losses times factors.
+    """Return the sum of losses times factors, a tensor ().
 
-    Both have one element, or N.  Raises NotOfEach where their numbers differ."""
+    Both tensors have one element, or both have N.  Raises NotOfEach if they have different numbers
+    of elements."""
     if losses.numel() != factors.numel():
         raise NotOfEach(
             f"the losses have the shape {tuple(losses.shape)}, not ({factors.numel()},)"

@@ -50,6 +50,7 @@ class Context:
         implementation.
 
         Args:
+            batch: its index in `all_batches`.
             repeat: each repeat has other numbers, unless the inputs are held.
             utterances: how many of the batch, from the first on; None: the whole batch.
         """
@@ -60,9 +61,9 @@ class Context:
     def new_batch(
         self, batch: int, repeat: int = 0, utterances: int | None = None, reverse: bool = False
     ):
-        """Return inputs of a batch in new tensors; arguments as in `make_batch`.
+        """Return inputs of a batch in new tensors.  Other arguments: see `make_batch` above.
 
-        reverse: whether the lengths of the utterances are in reverse order."""
+        reverse: whether the (T, U) of the utterances come in reverse order."""
         from rnnt_bench.losses import inputs
 
         shapes = self.all_batches[batch][:utterances]

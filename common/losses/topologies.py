@@ -163,11 +163,11 @@ class ModifiedLastBlank(Modified):
 class Constrained(Topology):
     """The lattice in which a target is followed by a blank on its own frame.
 
-    One arc takes both, and leads to the next frame."""
+    One arc takes target and blank, and leads to the next frame."""
 
     def arcs(self, parts, lengths=None):
         blank, label = parts.unbind(-1)
-        next_blank = pad(blank[..., 1:], (0, 1), value=-math.inf)  # that of cell (t, u+1)
+        next_blank = pad(blank[..., 1:], (0, 1), value=-math.inf)  # the blank of cell (t, u+1)
         return [Arc(1, 0, blank), Arc(1, 1, label + next_blank)]
 
 

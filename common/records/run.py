@@ -79,8 +79,10 @@ class Run:
         self.failed = self.failed or (end is not None and end.status != "ok")
 
     def _write(self, new: Sequence[schema.Line]) -> None:
-        """Add records in memory, and write them behind those that are not written yet.  Raises
-        NotWritten."""
+        """Add records in memory, without samples, and append all to the file, after those that are
+        not written yet.
+
+        Raises NotWritten.  Then they are in memory, and `unwritten` has them too."""
         self.records += _without_samples(new)
         self.unwritten += new
         store.append(self.path, map(schema.as_written, self.unwritten))

@@ -137,8 +137,12 @@ def lost(path: Path) -> int:
 
 
 def _decoded(lines: Sequence[bytes]) -> tuple[list[schema.Line], dict[int, str]]:
-    """Return the records on the lines of a file, and {number: reason} of the lines that are none.
-    The numbers begin at 1."""
+    """Return the records on the lines of a file, and {line number: reason} of the lines that are no
+    records.  The numbers begin at 1.
+
+    Empty lines are skipped, and so is a last line that was cut short.
+
+    lines: the content of the file, split at each newline."""
     records: list[schema.Line] = []
     broken: dict[int, str] = {}
     for number, line in enumerate(lines, start=1):
@@ -149,7 +153,7 @@ def _decoded(lines: Sequence[bytes]) -> tuple[list[schema.Line], dict[int, str]]
             continue
         if record is not None:
             records.append(record)
-    broken.pop(len(lines), None)  # the last line has no newline at its end: it was cut short
+    broken.pop(len(lines), None)  # no newline follows this one: it is empty or was cut short
     return records, broken
 
 

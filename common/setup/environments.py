@@ -383,7 +383,7 @@ def _create(environment: Environment, lock: int) -> None:
 def clean() -> int:
     """Remove what set-up made in .venv, and .venv itself if it is empty then; return an exit code.
 
-    What a user made there stays, and so does all of it if .venv is a link."""
+    What a user made there stays.  If .venv is a link, everything stays."""
     if FOLDER.is_symlink():
         say(f".venv is a link to {FOLDER.resolve()}, which stays: remove it yourself")
         return EXIT_OK

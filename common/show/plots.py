@@ -557,7 +557,9 @@ def drift(rows: Rows) -> Figure | None:
 
 def _lane_lines(lane: Lane, index: int) -> list[Plotly]:
     """Return a line along the middle of a lane, and a dashed one across the lane wherever a round
-    ends and the next begins."""
+    ends and the next begins.
+
+    x is the share of the lane's timed work, y is minus the lane's index."""
     lines = [_segment((0, 1), (-index, -index), opacity=0.6, width=1, dash="solid")]
     for before, after in pairwise(lane.timed):
         if before.sample.round != after.sample.round:

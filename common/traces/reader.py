@@ -383,10 +383,10 @@ class Trace:
         return bisect_left(self.operators, step.end) - bisect_left(self.operators, step.begin)
 
     def fullest(self, device_type: int | None = None) -> Device | None:
-        """Return the GPU with the highest count of bytes, or the CPU if no GPU has one; None where
-        no device has.
+        """Return the GPU with the highest count of bytes, or the CPU if no GPU has counts; None if
+        no device has counts.
 
-        device_type: CPU or CUDA, if only devices of that type are meant."""
+        device_type: CPU or CUDA, to choose from the devices of this type alone; None for all."""
         devices = [device for device in self.memory if device_type in (None, device.type)]
         gpus = [device for device in devices if device.type == CUDA]
         return max(

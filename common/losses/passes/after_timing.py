@@ -278,10 +278,11 @@ def judge_further_step(context, scope: str, taken: Mapping[int, Taken]) -> Judge
 
 
 def hard_questions(context) -> Sequence[Question]:
-    """Return the HARD questions of this round.
+    """Return the HARD questions that the process of this round asks.
 
-    The first rounds of a run ask each question once.  Of rows of the same code one is asked.  There
-    are none with --mode forward, or for a loss that loops in Python.
+    The first rounds of a run together ask each question once; later ones ask none.  No question is
+    asked with --mode forward, of a loss that loops in Python, or of a row whose code another row
+    has (`same_as`).
     """
     if context.forward_only or context.loops_in_python or context.same_as:
         return ()

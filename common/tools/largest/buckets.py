@@ -83,7 +83,7 @@ class Buckets(Struct, tag="training", kw_only=True):
     limit: str = ""
 
     def step(self, number: int, N: int) -> Try:
-        """Return a step of N utterances of the bucket with this number, from 1."""
+        """Return a step of N utterances of a bucket.  number: of the bucket, counted from 1."""
         bucket = self.buckets[number - 1]
         return Try(N=N, T=bucket.T, U=bucket.U, bucket=number)
 

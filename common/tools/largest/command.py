@@ -378,15 +378,18 @@ def plan_for_model(arguments: argparse.Namespace) -> Plan:
 
 
 def _utterances(path: Path, bpe_model: Path | None) -> tuple[Any, float]:
-    """Return feature frames and tokens of each utterance, (utterances, 2), and the seconds of a
-    frame.
+    """Return the numbers of feature frames and tokens of each utterance, (utterances, 2), and the
+    seconds of a feature frame.
+
+    Raises UserError, also for a manifest without `bpe_model`.
 
     path: a shape file, or a manifest of lhotse; bpe_model: counts the tokens of a manifest's texts,
-    and is not needed for a shape file.  Raises UserError, also for a manifest without it."""
-    from rnnt_bench.data import batching, generation, shapes  # with numpy, which --help needs not
+    not needed for a shape file."""
+    # These import numpy, which --help does not need.
+    from rnnt_bench.data import batching, generation, shapes
 
     if not is_manifest(path):
-        utterances = shapes.load(path)  # has frames of the encoder, after subsampling
+        utterances = shapes.load(path)  # its frames are the encoder's, after subsampling
         factor = shapes.subsampling(path) or batching.SUBSAMPLING
         utterances[:, 0] = shapes.feature_frames(utterances[:, 0], factor)
         return utterances, shapes.frame_shift(path)

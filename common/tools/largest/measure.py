@@ -69,11 +69,11 @@ def limit_of(request: Request, device: torch.device) -> Limit:
 
 
 def limit_once_loaded(context: subject.Context, request: Request) -> Limit:
-    """Run a step of one utterance, which loads and compiles all that a step needs.
+    """Run a step of one utterance, which loads and compiles all that a step needs.  Return the
+    memory limit, counted from what the process holds after this.
 
     On CUDA run a step of one utterance of each of the heaviest batches: a size may have kernels of
-    its own, which take memory when they are first launched.  Return the memory limit, counted from
-    what the process holds after this."""
+    its own, which take memory when they are first launched."""
     (scope,) = context.settings.scopes
     batches = (
         heaviest(context.all_batches) if context.device.type == "cuda" else context.batches[:1]

@@ -27,7 +27,7 @@ class Try(Struct, kw_only=True, omit_defaults=True):
     Attributes:
         N, T, U: of the padded batch: utterances, frames, tokens
         limit_bytes: memory that the step may take on top of the loaded process
-        bucket: number of the bucket in a training, from 1
+        bucket: number of the bucket in a training, counted from 1
         peak_bytes: memory that the step took, inputs included; resident memory on a CPU, torch's
             allocator on CUDA
         ns: duration of the step

@@ -75,8 +75,8 @@ def examples(dataset: General) -> dict[str, Example]:
 def _read_manifest(path: Path) -> Iterator[tuple[str, Path]]:
     """Yield the name and the path of each audio file that a manifest of wav2vec lists.
 
-    Its first line is a folder.  Each further line is a file below it, a tab, and the number of
-    samples, which is not read.  Raises UserError."""
+    Its first line is a folder.  Each further line is a file below this folder, which is the name, a
+    tab, and the number of samples, which is not read.  Raises UserError."""
     first, *lines = files.read_text(path).splitlines() or [""]
     root = (path.parent / first.strip()).resolve()
     if not first.strip() or not root.is_dir():

@@ -391,7 +391,7 @@ class Profiling:
         return Marks(time.perf_counter_ns(), self.clock.mark() if self.clock.cuda else None)
 
     def _summed(self, readings: Sequence[labels.Reading]) -> Times:
-        """Return the summed times between the marks at both ends of these readings."""
+        """Return the times from begin to end of these readings, summed, on host and device."""
         host_ns = sum(end.host - begin.host for _, begin, end in readings)
         device_ns = None
         if self.clock.cuda:
