@@ -43,7 +43,7 @@ class Part(NamedTuple):
     def describe(self, index: Index) -> str:
         """Return where an entry of the gradient is, in words.
 
-        index: (frame, cell, symbol) of the entry in `right`, whose first frame is `frames.begin`."""
+        index: (frame, cell, symbol) of the entry in `right`; frame 0 is `frames.begin`."""
         n = self.frames.n
         T, U = self.cells.batch.shapes[n]
         t = self.frames.begin + index[0]
