@@ -407,11 +407,13 @@ def backend_of(
 ) -> str:
     """Return the name of the backend for tensors of a device ("cpu", "cuda:1", ...) and dtype.
 
-    wanted: a name of MODULES. None is what the environment variable FUSED_TRANSDUCER_BACKEND names;
-    without it, the fastest backend that is available. Raises ValueError if a wanted one is not.
+    wanted: a name of MODULES. None stands for the name in the environment variable
+    FUSED_TRANSDUCER_BACKEND. Without a name, return the fastest backend of the device if it is
+    available. Else return "torch", and warn the user that it is slower, though not of float64 on a
+    GPU. Raises ValueError if there is a name, but no such backend, or it is not available.
     """
     wanted = wanted or os.environ.get("FUSED_TRANSDUCER_BACKEND") or None
-    check_options(1, backend=wanted)
+    check_options(V=1, backend=wanted)
     device = torch.device(device)
     backend = wanted or {"cpu": "native", "cuda": "triton"}.get(device.type, "torch")
     reason = module_of(backend).unavailable(device, dtype)

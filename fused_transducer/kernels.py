@@ -289,7 +289,8 @@ def _listed_cells(numbers, positions, cells, tile, first, rows, band, T, S, BM: 
 @triton.jit
 def _within(band, t, u, frames):
     """Return whether (t, u) is within the frames and the window of an utterance, and the first
-    state of frame t. band: of this utterance."""
+    state in the window of frame t: 0 without a window. band: the window of this utterance, or
+    None."""
     exists = (t >= 0) & (t < frames)
     first = tl.zeros_like(t)
     if band is not None:
@@ -601,8 +602,9 @@ def lattice(
 
 @triton.jit
 def _first_of(d, frames, states):
-    """Return the number that u = 0 has on diagonal d = t + u of an utterance whose cells are
-    numbered by diagonals, and on each by u. The number of cell (d - u, u) is u more."""
+    """Return what must be added to u to give the number of cell (d - u, u). The cells of an
+    utterance are numbered one diagonal d = t + u after the other, on each diagonal in the order
+    of u."""
     shorter, longer = tl.minimum(frames, states), tl.maximum(frames, states)
     left = frames + states - 1 - d
     before = shorter * (shorter + 1) // 2 + (d - shorter) * shorter

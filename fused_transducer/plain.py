@@ -441,7 +441,7 @@ def backward(
 
 
 def _logit_gradients(call: Call, logits: Tensor, tile: _Tile, posteriors: Tensor) -> Tensor:
-    """Return the gradient of the logits (cells, V) of cells, which are overwritten.
+    """Overwrite the logits (cells, V) of some cells with their gradient, and return them.
 
     posteriors (cells, parts) float64: the posterior of each part times the gradient of its loss.
     """
@@ -592,8 +592,8 @@ def best(
     # Each path is followed back from its end, by one arc at a time, to the cell (0, 0).
     n = torch.arange(N, device=device)
     u = U_lengths.clone()
-    d = T_lengths.long() + U_lengths
-    frames = torch.full((N, U1), -1, dtype=torch.int64, device=device)  # of the label before u
+    d = T_lengths.long() + U_lengths  # t + u
+    frames = torch.full((N, U1), -1, dtype=torch.int64, device=device)  # of the label into u
     for _ in range(len(chosen) - 1):
         arc = chosen[d, n, u]
         moves = (d > 0) & (total != -torch.inf)

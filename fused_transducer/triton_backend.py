@@ -496,10 +496,10 @@ class _Count:
     on."""
 
     def __init__(self, positions: Tensor):
-        """Start to copy the last of the positions (cells,), which is the number.
+        """Start to copy the number, which is the last of the positions (cells,).
 
-        While a CUDA graph is captured, nobody can wait. Then it is the number of all cells, and
-        programs for more cells than are listed do nothing.
+        While a CUDA graph is captured, the host cannot wait for a copy. Then the count is of all
+        cells. Programs for more cells than have a gradient do nothing.
         """
         self.count: Optional[int] = None
         if positions.device.type != "cuda":

@@ -201,7 +201,7 @@ def conditions(row: Row) -> dict[str, object]:
 
 
 def differences(first: Row, other: Row) -> list[str]:
-    """Return why two runs cannot be compared, as "dtype float32 / float64"; [] where they can."""
+    """Return why two runs cannot be compared: ["dtype float32 / float64"].  [] if they can."""
     mine, theirs = conditions(first), conditions(other)
     different = [f"{label} {mine[label]} / {theirs[label]}" for label in differing(mine, theirs)]
     return [*different, *_other_batches(first, other), *machines.apart(first, other)]

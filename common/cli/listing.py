@@ -59,8 +59,8 @@ def main(options: Namespace) -> int:
 
 
 def states_of(python_of: Mapping[str, interpreters.Choice], device: str) -> dict[str, str]:
-    """Return where each row would run on a device: {"k2": "environment k2"}.  For a row that cannot
-    run it is "missing: ..." or "unsupported: ...".  No loss is imported."""
+    """Return where each row would run on a device: {"k2": "environment k2"}.  A row that cannot
+    run has "missing: ..." or "unsupported: ..." instead.  No loss is imported."""
     packages = dict.fromkeys(["torch", *(implementations.find(name).package for name in python_of)])
     pythons = {choice.python for choice in python_of.values() if choice.python}
     packages_of = {python: _installed(python, [*packages]) for python in pythons}

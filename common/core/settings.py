@@ -677,7 +677,7 @@ def in_rows(values: Values, device: str | None, kind: str | None) -> dict[str, A
         **values,
         "device": device,
         "kind": kind,
-        "sort_utterance": bool(values.get("sort_utterance")),
+        "sort_utterance": bool(values.get("sort_utterance")),  # False if the record lacks it
     }
     kept: dict[str, Any] = {}
     for key, setting in SETTINGS.items():

@@ -153,11 +153,11 @@ def select(batches: Batches, mode: str, count: int, seed: int, round_number: int
     Args:
         mode: a value of --batches.  "first": in the order of the batches.  "longest": those with
             the most padded cells.  "random": drawn without repetition over all rounds, until all
-            were drawn.  "spread": sorted by longest T and padded cells and cut into `count` equal
-            parts, with one drawn of each part.
-        count: how many; all, if there are fewer.
-        seed: of the draw.
-        round_number: from 1."""
+            were drawn, and then in the same order again.  "spread": sorted by longest T and
+            padded cells and cut into `count` equal parts, with one drawn of each part.
+        count: the number of batches; all are measured if there are fewer.
+        seed: the seed of "random" and "spread".
+        round_number: counts from 1."""
     available = len(batches)
     count = min(count, available)
     if mode == "first":

@@ -104,7 +104,9 @@ class Modules:
 
     @contextmanager
     def call(self, module: torch.nn.Module) -> Iterator[None]:
-        """Mark a call of another method than `forward`, which hooks do not see."""
+        """Count the block as a call of a module.
+
+        It is for calls of other methods than `forward`: no hook sees these."""
         self._push(module)
         try:
             yield
@@ -202,9 +204,11 @@ class Modules:
     def _note(self) -> None:
         """Note which module makes the next nodes of autograd's graph: the innermost that runs.
 
-        Each thread has its own sequence, so only the thread that entered notes."""
+        Each thread numbers its nodes in a sequence of its own.  So a call in another thread than
+        that of `__enter__` does nothing."""
         if threading.get_ident() == self._thread:
-            # Before torch 2.1 there is no such number, and 0 is never looked up.
+            # Before torch 2.1 a sequence does not tell its next number.  The 0 in its place has no
+            # effect, since all counts as forward there.
             self._starts.append(getattr(torch.autograd, "_get_sequence_nr", lambda: 0)())
             self._owners.append(self._stack[-1].path if self._stack else OUTSIDE)
 

@@ -48,9 +48,11 @@ def _add_product(operators: str, macs: Number, others: Number = nothing) -> None
 
 
 def _matrices(first: str, second: str, call: Call) -> int:
-    """Return the MACs of two arguments' product: (..., M, K) times (..., K, N) or times (K,).
+    """Return the MACs of the product of two arguments: (..., M, K) times (..., K, N) or times (K,).
 
-    Raises TypeError for a sparse matrix, as `size` does."""
+    Raises TypeError for a sparse matrix, as `size` does.
+
+    first, second: the names of the arguments."""
     right = call[second]
     columns = right.shape[-1] if right.dim() > 1 else 1
     return size(call[first]) * columns if size(right) else 0
@@ -73,7 +75,7 @@ def _bias(call: Call) -> int:
 
 
 def _convolved(call: Call, source: Any, out: Any) -> int:
-    """Return the MACs of a convolution of the tensor `source` that gives one like `out`.
+    """Return the MACs of a convolution of the tensor `source` whose result has the shape of `out`.
 
     Each number of `out` is a sum over the kernel and the channels of its group.  In a transposed
     convolution each number of `source` is multiplied by the kernel of each output channel of its

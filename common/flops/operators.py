@@ -57,10 +57,10 @@ def _binary(per_complex: int) -> Callable[[Call], int]:
 
 
 def _scaled_product(call: Call) -> int:
-    """Count a product or quotient and a sum for each output.  A scale, `value`, is a product more
-    unless it is 1.
+    """Count a product or quotient and a sum for each output, and a further product for a scale
+    that is not 1: the argument `value`.
 
-    Operators on lists of tensors may have `scalars` instead, a scale for each tensor."""
+    Operators on lists of tensors may have `scalars` in place of `value`, one for each tensor."""
     scale = call["scalars"] if call["value"] is None else call["value"]
     return (2 if scale in (None, 1) else 3) * output(call)
 

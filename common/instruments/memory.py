@@ -257,7 +257,8 @@ class Device(Limit):
 
     @contextmanager
     def within(self, size: int) -> Iterator[None]:
-        """Hold all free memory of the device except `size` bytes in one block meanwhile."""
+        """Leave `size` bytes of the device free: hold all others in one tensor during the context.
+        If the context ends without an error, set `peak_bytes`."""
         self._give_back_unused()
         block = torch.empty(self.available - size, dtype=torch.uint8, device=self.device)
         torch.cuda.reset_peak_memory_stats(self.device)

@@ -154,8 +154,8 @@ def products_of_loop(
 
 
 def run(job: JobSpec) -> Iterator[Limits]:
-    """Yield the ``limits`` record of a round; the request of the job has further arguments of
-    `measure`."""
+    """Yield the ``limits`` record of a round.  The request of the job has the further
+    arguments of `measure`."""
     device = set_up_torch(job.settings)
     seconds = max(SECONDS / job.settings.rounds, SHORTEST)
     yield measure(job.settings, device, seconds, **job.request)

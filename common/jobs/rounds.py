@@ -40,12 +40,12 @@ def measure(
     skipped.
 
     With --budget the first FEWEST_IN_BUDGET rounds and the other passes come in any case.  Further
-    rounds, and repeats of rounds, only begin before its deadline.  Raises Interrupted, and
-    UserError.
+    rounds, and repeats of rounds, only begin before the budget is spent.  Raises Interrupted on
+    Ctrl-C, and UserError for a mistake in the user's input that a job finds.
 
     Args:
         session: the runs to measure
-        jobs: of `jobs.job.plan`
+        jobs: those that `jobs.job.plan` returned
         limits: whether the limits of the device are measured, too
         wait: seconds, in all, to wait for a quiet machine before rounds that ran beside other load
           are repeated

@@ -148,10 +148,11 @@ class Executor:
 
 
 def _wait(child: Child, name: str, timeout: float, note: Callable[[str], None]) -> Ending | None:
-    """Wait for a process to end.  Return None if it did.  Return its ending if the caller has to
-    kill it: "timeout" after `timeout` seconds, "interrupted" on Ctrl-C.
+    """Wait for a process to end, and return None.  If the caller has to kill it, return its ending
+    at once: "timeout" after `timeout` seconds, "interrupted" on Ctrl-C.
 
-    name: of the job; note: called with "" at each look."""
+    name: of the job; note: called with "" after each POLL_SECONDS, so that the time left is shown
+    anew."""
     try:
         while child.alive(POLL_SECONDS):
             if child.seconds() > timeout:
@@ -193,7 +194,7 @@ def how_it_died(returncode: int, killed_for_memory: bool, stderr: Sequence[str])
 
     Args:
         returncode: its exit code; minus the number of the signal that killed it
-        killed_for_memory: whether the kernel has killed a process for lack of memory meanwhile
+        killed_for_memory: whether the kernel killed any process for lack of memory as this one ran
         stderr: its last lines
     """
     last = f": {stderr[-1]}" if stderr else ""

@@ -269,9 +269,9 @@ class Adapter:
         return losses.mean() if self.reduction == "mean" else losses.sum()
 
     def but(self, **attributes: Any) -> Adapter:
-        """Return a copy with other attributes.
+        """Return a copy with other values of some attributes.
 
-        With prune_range=U + 1 a pruned loss leaves no cell of U targets out."""
+        For example, with prune_range=U + 1 a pruned loss leaves out no cell of up to U targets."""
         result = copy.copy(self)
         vars(result).update(attributes)
         return result

@@ -44,9 +44,10 @@ class Layout:
         return Joiner(output, others)
 
     def prepare(self, batch: Batch) -> Any:
-        """Return what the adapter makes of targets and lengths.
+        """Return what the adapter makes of targets and lengths: the argument `prepared` of `loss`.
 
-        It is not timed, so the adapter gets no outputs of encoder and decoder."""
+        This call is not timed.  So the adapter gets no outputs of encoder and decoder here: work on
+        them belongs to the timed step."""
         return self.adapter.prepare(batch.labels)
 
     def given(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:

@@ -236,7 +236,8 @@ def weighted_bits(values: torch.Tensor) -> torch.Tensor:
     """Return the sum (1,) int64 of all 64-bit words of `values` (n,), each times a random odd
     number, modulo 2^64.
 
-    It is made on the device: a GPU judges gigabytes of logits faster than the host digests them."""
+    The device computes the sum.  So a GPU checks gigabytes of logits in less time than the host
+    needs for a digest of them."""
     # `contiguous` would keep the stride of a dimension of one element.
     bits = values.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     words = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).view(torch.int64)

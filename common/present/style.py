@@ -122,7 +122,8 @@ def looks_of(kinds: Mapping[str, str | None]) -> dict[str, Look]:
 def _color_number(name: str, taken: set[int]) -> int:
     """Return the number of the colour of a loss's package.
 
-    For a package that is not in FAMILIES it is the highest number that is not taken, else 0."""
+    For a package that is not in FAMILIES it is the highest number that is not in `taken`; 0 if all
+    are."""
     base = name.partition("@")[0].partition(":")[0]
     if base in implementations.BY_NAME:
         package = implementations.BY_NAME[base].package

@@ -391,7 +391,10 @@ def correctness(rows: Rows, terminal: Terminal) -> Lines:
 
 
 def load(rows: Rows, terminal: Terminal) -> Lines:
-    """Return lines on other load and drift, in red, on rounds measured again, on stopped runs."""
+    """Return lines of warnings, in red, and then of remarks.
+
+    The warnings are of other load and of drift, the remarks of rounds that were measured again and
+    of stopped runs."""
     lines: Lines = []
     for warning in filter(None, [doubts.beside_load(rows), *drifts(rows)]):
         parts = terminal.wrapped(warning, MOST_LINES + 1)

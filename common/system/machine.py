@@ -116,8 +116,8 @@ def tuning() -> dict[str, Any]:
 def mkl_as_intel() -> bool:
     """Tell whether the preloaded library of setup.libraries.mkl_as_intel is in this process.
 
-    It has a function of MKL that answers whether the processor is Intel's.  MKL's own function is
-    hidden, so this finds only that of the library."""
+    The library defines a function that MKL calls to ask whether the processor is Intel's.  MKL's
+    own function of this name is hidden, so only that of the library is seen here."""
     function = getattr(ctypes.CDLL(None), "mkl_serv_intel_cpu_true", None)
     return bool(function and function())
 

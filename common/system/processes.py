@@ -268,7 +268,7 @@ class Child:
         records: what it wrote
         stderr: its last lines
         returncode: its exit code, or minus the signal that killed it
-        killed_for_memory: whether the kernel killed any process for lack of memory meanwhile
+        killed_for_memory: whether the kernel killed any process for lack of memory as the child ran
         wall_ns: how long it ran, in nanoseconds
     """
 

@@ -112,8 +112,8 @@ def _of_text(file: Path) -> list[int]:
 def run(job: JobSpec) -> Iterator[Measured]:
     """Yield the record of a count.  Raises UserError.
 
-    The request has `flags`, those of the command, and `current`, the folder that paths in them are
-    relative to.  This process changes to that folder."""
+    The request has `flags`, the flags of the command, and `current`, the folder to which paths in
+    these flags are relative.  This process changes to that folder."""
     flags = job.request["flags"]
     os.chdir(job.request["current"])
     with warnings.catch_warnings():

@@ -62,11 +62,11 @@ class Recogniser(NamedTuple):
 
 
 def of_module(module: Any) -> Recogniser:
-    """Return a module that takes waves as a recogniser.
+    """Return the recogniser of a module, which takes waves as its first argument.
 
     The module may have a `sample_rate` and a method `stream`.  A module that needs two arguments
-    gets the lengths as the second.  Any other gets them by name, as the first argument that LENGTHS
-    matches, or gets none where LENGTHS matches none."""
+    gets the lengths as the second.  Any other gets the lengths by name, as the first argument whose
+    name matches LENGTHS.  Without such an argument it gets only the waves."""
     parameters = inspect.signature(module.forward).parameters
     required = [
         parameter

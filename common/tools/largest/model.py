@@ -78,9 +78,9 @@ class Training:
 def made(request: Steps, device: torch.device) -> torch.nn.Module:
     """Return the model with the loss that is asked for.
 
-    The loss is passed as the factory's argument `loss`, if it takes one.  Else fused_transducer
-    patches the loss "fused" into a model with a joint.  Raises UserError for a model that cannot
-    have the loss in either way."""
+    A factory with an argument `loss` gets the loss by this argument.  Else fused_transducer patches
+    the loss "fused" into a model with a joint.  Raises UserError for a model that cannot have the
+    loss in either way."""
     name = request.model
     loss = request.loss
     arguments = dict(request.arguments)

@@ -102,18 +102,18 @@ def _loaded(config: Pipeline, index: int, seed: int) -> tuple[dict[str, Any], fl
 
 
 def _send(outputs: Any, path: Path) -> None:
-    """Write outputs, which the next stage takes, to a file: tensors, numbers, texts, and nests of
-    these.
+    """Write outputs to the file from which the next stage takes them.
 
-    Raises UserError for anything else, and removes the file then."""
+    They may be tensors, numbers and texts, and lists, tuples and dicts of these, nested at will.
+    Removes the file and raises UserError if they hold anything else."""
     try:
         torch.save(outputs, path)
-        _received(path)  # tries whether the next stage can read it
+        _received(path)  # raises an error if the next stage could not read it
     except (AttributeError, TypeError, pickle.PickleError) as error:
         path.unlink(missing_ok=True)
         raise UserError(
-            "between stages go tensors, numbers and texts in lists, tuples and dicts, not all that this "
-            f"{type(outputs).__name__} has; give a converter that makes such ones"
+            "between stages go tensors, numbers and texts in lists, tuples and dicts; this "
+            f"{type(outputs).__name__} holds other things: give a converter that makes only these"
         ) from error
 
 

@@ -131,7 +131,7 @@ class Labels:
     def _begin(self, call: Call) -> None:
         """Begin the backward of a call and of the calls around it; end all others that run."""
         stack = self._stacks[BACKWARD]
-        shared_count = 0  # of the family, how many run already
+        shared_count = 0  # how many of call.family run already, from the outermost on
         for running, member in zip(stack, call.family):
             if running.call is not member:
                 break
@@ -160,7 +160,8 @@ class Labels:
 
 
 def _phase() -> str:
-    """Return the phase that runs now; a checkpoint computes a forward again in the backward."""
+    """Return the phase that runs now.  It is BACKWARD, too, for a forward that a checkpoint
+    computes again in the backward."""
     # -1 stands for no backward in this thread.
     return FORWARD if torch._C._current_graph_task_id() == -1 else BACKWARD
 

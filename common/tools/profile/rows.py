@@ -267,7 +267,8 @@ def parts_of(measured: Measured) -> list[Part]:
 
 
 def size_of(batches: list[Batch]) -> str:
-    """Return the size of the batches in words: all numbers of a single one, else a range."""
+    """Return the size of the batches in words: all sizes of a single batch, or the range of
+    the frames of several."""
     if len(batches) == 1:
         (batch,) = batches
         lengths = f"{batch.frames} frames (longest {batch.frames_max}), {batch.tokens} tokens"
