@@ -240,9 +240,11 @@ def backward(
     kept: Tensor,
     gradients: Sequence[Optional[Tensor]],
 ) -> None:
-    """Add the gradients that are wanted to `gradients`, as `plain.backward` does; arcs and kept are
-    those that forward wrote."""
-    if not grad_losses.all():  # rows with a gradient of 0 are left out by posteriors of 0
+    """Add the gradients that are wanted to `gradients`, as `plain.backward` does.
+
+    arcs, kept: what `forward` wrote; they are not changed
+    """
+    if not grad_losses.all():  # the C++ code leaves out cells whose posteriors are 0
         arcs = arcs.clone()
         is_left_out = (grad_losses == 0).repeat_interleave(call.cells())
         arcs[: call.lattice.parts, is_left_out.nonzero().squeeze(1)] = 0

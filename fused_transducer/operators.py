@@ -85,7 +85,7 @@ def _saved(
     call: Call, backend: str, gradient: bool, cells: int, kept_cells: int
 ) -> tuple[Tensor, ...]:
     """Return uninitialised tensors for what forward writes: losses (M,) float64, arcs (rows, cells)
-    and kept (kept_cells, V)."""
+    and kept (kept_cells, V). Without `gradient`, arcs is empty."""
     new = call.encoder_out.new_empty
     dtype = accumulated(call.encoder_out.dtype)
     arcs = new((module_of(backend).rows(call), cells if gradient else 0), dtype=dtype)

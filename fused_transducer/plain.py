@@ -196,7 +196,7 @@ def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tens
     gradient: whether arcs gets the posterior of each part, in which arcs of labels count 1 +
         fastemit_lambda times. If False, it gets the log-probabilities of the parts, and may be
         empty.
-    kept: for backends that keep logits, not for this one
+    kept: not used; other backends keep logits in it
     """
     joiner, lattice = _Joiner(call), call.lattice
     T, U1 = call.T, call.U1
@@ -409,10 +409,12 @@ def backward(
     """Add the gradients of encoder_out, decoder_out, weight and bias to `gradients`.
 
     Args
-        grad_losses (M,): the gradients of the losses; a row with 0 is left out, even if it has NaN
+        grad_losses (M,): the gradients of the losses. A row whose gradient is 0 adds nothing, even
+            if its posteriors or its inputs are NaN.
         arcs: the posteriors that forward wrote
-        kept: for backends that keep logits, not for this one
-        gradients: four contiguous tensors in the dtype of sums, None for what is not wanted
+        kept: not used; other backends keep logits in it
+        gradients: one for each of the four: a contiguous tensor in the dtype of sums, or None if
+            that gradient is not wanted
     """
     d_encoder, d_decoder, d_weight, d_bias = gradients
     joiner = _Joiner(call)
@@ -425,7 +427,9 @@ def backward(
         gradient = _logit_gradients(call, logits, tile, posteriors.t())
         if call.clamp:
             bound = (call.clamp * grad_losses[tile.n].abs()).to(gradient.dtype).unsqueeze(1)
-            gradient[:, : call.symbols if call.topology == "tdt" else call.V].clamp_(-bound, bound)
+            # The durations of "tdt" are not clamped.
+            clamped = call.symbols if call.topology == "tdt" else call.V
+            gradient[:, :clamped].clamp_(-bound, bound)
         if d_bias is not None:
             d_bias += gradient.sum(0)
         if d_weight is not None:

@@ -34,6 +34,8 @@ class BuildLibrary(build_ext):
 
 
 class PackageOnly(build_py):
+    """Leaves this file out of the package, in whose folder it lies."""
+
     def find_package_modules(self, package, package_dir):
         return [
             module

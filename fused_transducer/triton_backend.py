@@ -96,8 +96,8 @@ def room(call: Call) -> int:
 
 
 def fits(call: Call, cells: int) -> bool:
-    """Return whether `arcs` may have this number of columns; with a window, whether it has equally
-    many for each frame."""
+    """Return whether `arcs` may have this number of columns. With a window, any number up to
+    that of the padded batch will do, if it gives all frames equally many columns."""
     if call.window is None:
         return plain.fits(call, cells)
     return 0 < cells <= plain.room(call) and cells % (call.M * call.T) == 0

@@ -455,8 +455,8 @@ def regressions(changes: Sequence[Change], allowed: float) -> list[str]:
 
 
 def _surely_grew(time: standing.Standing, allowed: float) -> bool:
-    """Tell whether a time grew by more than is allowed, by its whole interval and without a
-    doubt."""
+    """Tell whether the whole interval of a time is above the growth that is allowed, and no doubt
+    is noted."""
     return time.low is not None and not time.doubt and time.low > 1 + allowed
 
 

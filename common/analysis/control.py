@@ -52,8 +52,11 @@ def standings(
 ) -> list[Standing]:
     """Return how the new row of each pair (baseline, new) stands against its baseline.
 
-    Where the two come from separate runs, the standing has a control: the other rows of these two
-    runs whose code did not change."""
+    If the two are of separate runs, the standing gets a control from the other rows of these runs
+    whose code did not change, or None if they are too few.
+
+    scope: the scope whose times are compared
+    """
     result = [stand(new, baseline, scope, margins) for baseline, new in pairs]
     unchanged = unchanged_by_runs(result)
     for number, standing in enumerate(result):

@@ -150,7 +150,10 @@ def is_far_off(row: Row) -> bool:
 def _about_memory(row: Row) -> Iterator[Doubt]:
     """Yield a doubt if the peak is far above what torch's allocator counts."""
     if any(peak.beyond for peak in row.peaks_of(row.memory_scope).values()):
-        words = "it takes far more memory than torch's allocator has, so the process's peak (the device's) counts"
+        words = (
+            "it takes far more memory than torch's allocator counts: the peak shown is the process's"
+            " (on a GPU, the device's)"
+        )
         yield Doubt("beyond", words)
 
 

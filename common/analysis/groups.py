@@ -252,10 +252,12 @@ def newest_first(rows: Sequence[Row]) -> list[Row]:
 
 
 def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> list[Row]:
-    """Return the newest row of each configuration, in the order of `rows`.
+    """Return the newest row of each configuration, in the order of `rows`. A row that measured
+    nothing is only returned if all rows of its configuration measured nothing.
 
-    Sets its `earlier` rows, and its `stopped` ones: those that began later and measured nothing.
-    Warns of a run that hides earlier ones and began in the future.
+    Sets `stopped` of each returned row to the newer rows, which measured nothing, and `earlier` to
+    all others of its configuration. Warns if a returned row has earlier ones and began in the
+    future.
 
     same: tells whether two rows are of one configuration
     """

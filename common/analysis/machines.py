@@ -79,8 +79,8 @@ def is_known(machine: Machine) -> bool:
 def apart(row: Row, other: Row) -> list[str]:
     """Return why two rows cannot be taken as of one machine; [] where they can.
 
-    Stricter than `differences`: machines that are known by the same name alone, without rates to
-    compare, are apart too."""
+    Stricter than `differences`: if the records of a row know the name of its processor alone, the
+    rows are also apart where one of them has no rates to compare."""
     both_known = is_known(row.header.machine) and is_known(other.header.machine)
     different = differences(row, other)
     if different or both_known or not _can_compare(row, other):

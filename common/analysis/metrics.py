@@ -131,15 +131,15 @@ def _marked_error(row: Row) -> str:
 
 
 def _percent(row: Row, scope: str) -> float | None:
-    """Return the device's limit in percent of a row's time; None where it is not known, or above
-    100, where the limit is wrong."""
+    """Return the percent of a row's time that the device needs at least. None if it is not known,
+    or above 100: then the limit is wrong."""
     percent = row.limit_percent.get(scope)
     return None if percent is None or percent > 100 else percent
 
 
 def _percent_words(row: Row, scope: str) -> str:
-    """Return the percent of the limit as "65"; ">100" where the limit is wrong, "-" where it is not
-    known."""
+    """Return the percent of a row's time that the device needs at least, as "65"; ">100" if it is
+    above 100, "-" if it is not known."""
     return ">100" if row.limit_percent.get(scope, 0) > 100 else text.number(_percent(row, scope), 2)
 
 

@@ -135,14 +135,14 @@ def ratio(
     confidence: float = 0.95,
     padding: Padding | None = None,
 ) -> tuple[Ratio | None, bool]:
-    """Return (ratio of new to baseline, whether rounds are paired); the ratio is None where no
-    batch is on both sides.
+    """Return (new / baseline, whether the rounds of the two sides are paired). The ratio is None if
+    the sides have no batch in common.
 
     Args:
-        together: whether both were measured in one run, round by round
-        confidence: of the interval
-        padding: with it the ratio is over all batches of the file and not only the measured ones;
-            only used where rounds have batches of their own; None where it is not known
+        together: whether both sides were measured in one run, round by round
+        confidence: of the ratio's interval
+        padding: of the batches; None if it is not known. Only `own_batches_ratio` uses it: it needs
+            the padding to estimate the ratio over all batches of the file.
     """
     if have_own_batches(baseline) or have_own_batches(new):
         return own_batches_ratio(baseline, new, confidence, padding), together
@@ -186,11 +186,11 @@ def have_own_batches(rounds: Rounds) -> bool:
 def own_batches_ratio(
     baseline: Rounds, new: Rounds, confidence: float = 0.95, padding: Padding | None = None
 ) -> Ratio | None:
-    """Return new / baseline over rounds that have batches of their own, the same on both sides;
-    None where no round has a batch on both.
+    """Return new / baseline of sides whose rounds have batches of their own. A batch counts in a
+    round if both sides measured it in that round; the ratio is None if no batch counts.
 
-    With enough rounds and batches and known padding it is the ratio over all batches of the file.
-    Else it is that of the measured batches, with an interval over rounds."""
+    If the padding of all these batches is known, and the rounds and batches are enough, the ratio
+    is over all batches of the file. Else it is over the measured batches."""
     shared = {
         name: [batch for batch in batches if batch in new.get(name, ())]
         for name, batches in baseline.items()
@@ -198,7 +198,7 @@ def own_batches_ratio(
     shared = {name: batches for name, batches in shared.items() if batches}
     if not shared:
         return None
-    # Without known padding, x is 0: then no regression uses it.
+    # Where the padding of a batch is not known, x is 0, and not used: there is no regression then.
     padding_of = padding.of_batch if padding else {}
     rounds = [
         [

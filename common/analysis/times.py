@@ -178,7 +178,8 @@ def _products_per_second(limits: Sequence[schema.Limits], by: str) -> float | No
 
 
 def _bytes_per_second(streams: Sequence[schema.Stream]) -> float:
-    """Return the best rate of the largest buffer in one process; other load only slows it."""
+    """Return the best rate of the largest buffer in one process; other load can only lower a
+    rate."""
     largest = max(stream.buffer_bytes for stream in streams)
     return max(
         1e9 * stream.moved_bytes / min(stream.ns)

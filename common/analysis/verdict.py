@@ -498,7 +498,7 @@ def change_since(row: Row, rows: Sequence[Row], scope: str) -> tuple[str, str] |
 
     Earlier runs that have no ratio to this one, or too few rounds without other load, are skipped.
 
-    rows: those of its group, whose unchanged ones are the control
+    rows: all rows of this row's group; those whose code did not change are the control
     """
     of_run = [other for other in rows if other.header.run_id == row.header.run_id]
     for earlier in row.earlier:

@@ -62,7 +62,8 @@ def benchmark(
         names: the implementations
         arguments: the parsed flags
         names_of_script: the implementation of the script that was started, and losses of --loss:
-          they run in the Python of this command if they can, and fail the command if they cannot
+          they run in the Python of this command if they can; one that cannot run at all fails the
+          command
         executor: what runs the jobs, in place of processes on this machine
     """
     if arguments.budget and arguments.sweep:

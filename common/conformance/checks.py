@@ -181,10 +181,11 @@ def package_reduction(exam: Examination) -> Outcome:
 
 
 def _reduced(exam: Examination, weights: torch.Tensor, reduction: str) -> Outcome:
-    """Return the outcome of a reduced loss.
+    """Return the outcome of the loss under the package's own reduction.
 
-    The right losses times `weights` (N,) are what it should be if the reduction is "none"; else it
-    should be their sum."""
+    The right answer is made of the products of the utterances' right losses and `weights` (N,): all
+    products if `reduction` is "none", else their sum.  With another number of losses than that, the
+    outcome is DIFFERS with an infinite error."""
 
     def run(steps, _):
         loss = steps[0].forward()

@@ -167,7 +167,9 @@ def _interruptions() -> Iterator[list[int]]:
     raised: list[int] = []
 
     def interrupt(number: int, _: Any) -> None:
-        """Handle a signal.  Python also gives the frame that it interrupts, which is not used."""
+        """Note the first signal and raise KeyboardInterrupt; ignore the later ones.
+
+        The second argument is the frame that the signal interrupts; it is not used."""
         if not raised:
             raised.append(number)
             raise KeyboardInterrupt

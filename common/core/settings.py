@@ -691,11 +691,11 @@ def in_rows(values: Values, device: str | None, kind: str | None) -> dict[str, A
 
 
 def described(values: Values, groups: Sequence[str] = (MEASURED, LENGTHS)) -> list[str]:
-    """Return the settings with an unusual value in words, such as "x8 frames".
+    """Return in words each setting that has an unusual value, such as "x8 frames".
 
-    A setting without `default_is_usual` is never among them.
+    Settings without `default_is_usual` are left out.
 
-    groups: the groups of --help whose settings are looked at."""
+    groups: those of --help; settings of other groups are left out too."""
     complete = {key: values.get(key, setting.default) for key, setting in SETTINGS.items()}
     texts = [
         setting.heading_text(complete)

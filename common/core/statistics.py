@@ -45,12 +45,14 @@ class Summary:
 
 
 def describe(batches: Mapping[Any, Sequence[float]]) -> Summary | None:
-    """Return the summary of batch -> samples; None if there are no samples."""
+    """Return the summary of some samples; None if there are none.
+
+    batches: the samples of each batch."""
     medians = {batch: median(values) for batch, values in batches.items() if values}
     if not medians:
         return None
     center = fmean(medians.values())
-    shares: list[float] = []
+    shares: list[float] = []  # each sample over the median of its batch
     for batch, middle in medians.items():
         if len(batches[batch]) > 1 and middle:
             shares += [value / middle for value in batches[batch]]

@@ -292,9 +292,10 @@ class Reader:
 
 
 def _spans(path: Path, kind: str) -> Spans:
-    """Read a manifest whose entries are of `kind`: "Recording" or "Features".
+    """Return the spans of a manifest whose entries are of `kind`: "Recording" or "Features".
 
-    A recording is one span; features are one for each entry."""
+    A Recording gives the span of the whole recording.  Features give the span that they cover, so a
+    recording has a span for each entry of its features."""
     spans: Spans = {}
     for number, line in lines(path):
         entry = _entry(path, number, line, kind)

@@ -407,7 +407,8 @@ class FlopCounter:
             )
         if name not in self.not_counted():
             line = f"not counted: {name} in {where} ({reason})"
-            # An empty registry lets each counter of a process warn.
+            # Python skips a warning that the registry holds.  This registry is new and empty, so
+            # each counter of a process warns.
             warnings.warn_explicit(line, NotCounted, __file__, 0, registry={})
         entry = _Missing(name, path, reason)
         if entry not in self._not_counted:

@@ -205,7 +205,7 @@ class AddressSpace(Limit):
             )
         self.base = base
         self.resident = resident
-        # The soft and the hard limit under which the process runs already, those that it has.
+        # The soft and the hard limit that the process already has; [] if it has neither.
         self.bounds = [
             bound
             for bound in resource.getrlimit(resource.RLIMIT_AS)

@@ -83,7 +83,7 @@ def streams(device: torch.device, clock: Clock, seconds: float) -> Iterator[Stre
         size = min(size, free // 4)
     # Ones, not zeros: all zero pages that were never written share one page, which stays in the
     # cache.
-    half = size // 8  # entries of 4 bytes
+    half = size // 8  # number of entries, of 4 bytes each, in half of the buffer
     whole = torch.ones(2 * half, dtype=torch.float32, device=device)
     first, second = whole.chunk(2)
     kernels = (  # (name, action, entries that it reads and writes)

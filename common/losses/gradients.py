@@ -260,7 +260,7 @@ class Sketch:
         return is_positive.view(count, self.COUNT) * 2.0 - 1
 
     def numbers(self) -> dict[str, list[float]]:
-        """Return by leaf the length of the gradient, then the sums."""
+        """Return by leaf a list: the length of the gradient, then its COUNT random sums."""
         return {
             name: [math.sqrt(self.squares[name]), *sums.tolist()]
             for name, sums in self.sums.items()

@@ -258,8 +258,8 @@ def make_batch(
     Args:
         shapes: (T, U) of each utterance.
         dtype: of the outputs of encoder and decoder.
-        key: (seed, batch, ...), names the stream of its numbers.
-        source: of the numbers; None: random ones.
+        key: (seed, batch, ...).  Equal keys give equal random numbers.
+        source: gives the outputs and the targets; None: they are random.
     """
     pairs = [(int(T), int(U)) for T, U in shapes]
     N, T, U = padded_sizes(pairs)

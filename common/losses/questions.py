@@ -145,7 +145,7 @@ def small(adapter: Adapter, device: torch.device) -> Iterator[Question]:
         if fits(adapter, device, question):
             yield question
     yield from partly_frozen(adapter)
-    # No other question has the draw 19, or the 18 of `partly_frozen`.
+    # Draws 18 (of `partly_frozen`) and 19 are in no other question, so these numbers are new.
     yield first(adapter).but(title="other numbers in the first batch's shapes", draw=19)
 
 

@@ -222,11 +222,12 @@ class EarlierRun(Generic[Head]):
 
 
 def resumable(runs: Sequence[EarlierRun[Head]], here: schema.Record) -> list[EarlierRun[Head]]:
-    """Return those of some runs that began on this machine, with the present code of the suite.  If
-    none of them did, print what has changed since the newest.
+    """Return the runs that began on this machine with the present code of the suite.  If there are
+    runs, but none of these, print what has changed since the newest.
 
-    runs: the newest last; here: the fields of `origin`, and any others."""
-    # Any kind of first line has the fields that are compared.
+    runs: earlier runs, the newest last; here: a first line's fields for now, at least those of
+    `origin`."""
+    # A first line of any kind has the fields that `_change` compares, so a nameless tool's will do.
     now: schema.FirstLine = schema.typed({"record": "tool", "tool": "", "name": "", **here})
     changes = [_change(run.head, now) for run in runs]
     if changes and all(changes):

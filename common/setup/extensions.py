@@ -263,8 +263,8 @@ def load(package: str, device: str) -> ModuleType:
     missing; "unsupported" if there is no CUDA.
 
     device: "cpu", "cuda" or simulated.DEVICE."""
-    if device != simulated.DEVICE:  # for which no installed package is built
-        # It may not be installed, be built for another torch, or lack a shared library (OSError).
+    if device != simulated.DEVICE:  # no installed package is built for the simulated device
+        # The package may be absent, built for another torch, or lack a shared library (OSError).
         with suppress(ImportError, OSError):
             return importlib.import_module(package)
     # Submodules that were imported before an error must not be mixed with those of our build.
@@ -373,9 +373,10 @@ def _compile(
 
 
 def compile_package(name: str, unpacked: str, into: str, device: str) -> None:
-    """Make INTO/NAME, the Python package with its compiled module.
+    """Make the Python package `name` with its compiled module, in the folder `into`.
 
-    name: of SOURCE_PACKAGES; unpacked: folder of its sdist, whose files may be changed."""
+    name: of SOURCE_PACKAGES; unpacked: folder of its sdist, whose files may be changed; device:
+    "cpu", "cuda" or simulated.DEVICE."""
     source = SOURCE_PACKAGES[name]
     sdist, target = Path(unpacked), Path(into)
     _copy_package(source, sdist, target)

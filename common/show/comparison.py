@@ -396,13 +396,14 @@ def write(changes: Changes, remarks: Sequence[str], output: Path) -> Path:
 
 
 def title(changes: Changes) -> str:
-    """Return "Times: 2 slower, 3 unclear"."""
+    """Return the title of the page: how many times have each verdict, "Times: 2 slower, 3 unclear",
+    or "Times: none to compare"."""
     counts = ", ".join(f"{number} {verdict}" for verdict, number in _verdicts(changes).items())
     return f"Times: {counts or 'none to compare'}"
 
 
 def _figure(changes: Changes) -> parts.Figure | None:
-    """Draw the ratio of each time that is compared; return None where none is."""
+    """Return a figure with the ratio of each time that is compared; None if there is no ratio."""
     look_of = style.looks_of({change.pair.new.name: change.pair.new.kind for change in changes})
     dots = [
         plots.Dot(

@@ -142,8 +142,10 @@ def drifts(rows: Rows) -> Lines:
 
 
 def _stages(rows: Rows) -> Lines:
-    """Return "fused step: joiner 1.2 ms, loss 3.4 ms" for each row and scope; from a trace where
-    the row was not timed in stages."""
+    """Return a line for each row and scope that was timed in stages, such as
+    "fused step: joiner 1.2 ms, loss 3.4 ms".
+
+    A row that was timed in none gets a line from its trace, such as "fused profiled: ... us"."""
     lines = []
     for row in rows:
         timed = {scope: row.times_of(scope).stages for scope in SCOPES}

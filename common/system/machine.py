@@ -269,7 +269,8 @@ SHORTEST_WINDOW_NS = 200_000_000
 
 
 def cores(cpus: Set[int] = CPUS, root: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Return the number of physical cores of these CPUs, or of CPUs if the system does not tell.
+    """Return the number of physical cores that these CPUs share, or the number of the CPUs if the
+    system does not tell.
 
     root: folder of the system's description of CPUs."""
     try:

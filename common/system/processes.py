@@ -201,7 +201,7 @@ class Server:
         """Kill the server, close its pipes, and wait for its end."""
         self.process.kill()
         with self.process:
-            pass
+            pass  # the end of this block closes the pipes and waits
 
 
 #: Servers that wait for their next job, of different plans.  They end with this process.

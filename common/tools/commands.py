@@ -118,10 +118,11 @@ def set_quick(
 def _opened(header: schema.Record, log_dir: Path, resume: bool) -> run.Run:
     """Return a new run; with `resume` the newest run of the same measurement, to be continued.
 
-    Where the machine or the code has changed since, a new run begins.  Raises UserError where there
-    is no run to resume."""
+    If the machine or the code has changed since all such runs began, print what changed and return
+    a new run.  Raises UserError where there is no run to resume."""
     origin = run.origin()
     if resume:
+        # Through JSON the new header becomes what reading it from a file would give.
         identity = _identity(schema.decoded(json.dumps(header).encode()))
         earlier = run.earlier_runs(log_dir, schema.TOOL_FILE_NAME, schema.ToolHeader)
         equal = [before for before in earlier if _identity(before.head) == identity]

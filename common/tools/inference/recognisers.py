@@ -143,7 +143,9 @@ def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> 
         outputs = []
         for features, length in [extract(wave) for wave in waves]:
             best, *_ = decode(features, length.to(waves.device), width)
-            outputs.append(best[0][1:])  # the symbols of the hypothesis, without the blank first
+            outputs.append(
+                best[0][1:]
+            )  # the symbols of the best hypothesis, without the first blank
         return outputs
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:

@@ -316,7 +316,7 @@ def ended(config: Pipeline, kept: Kept) -> Ended:
             if job.status != "ok":
                 break
             costs.append(job.of(Costs)[0])
-        # Now `job` and `stage` are those that did not end well, or the last ones.
+        # Now `job` and `stage` are those that did not end well; if all did, they are the last ones.
         result.statuses.append(job.status)
         if job.status == "ok":
             result.costs.append(costs)

@@ -190,9 +190,10 @@ def is_overwritten(error: BaseException) -> bool:
 
 
 def _marked(values: Any, tell: Callable[[], None]) -> Any:
-    """Return values in which each tensor that needs a gradient has passed through a mark.
+    """Return `values` with each tensor that requires a gradient passed through one _Mark, whose
+    backward calls `tell`.
 
-    A tensor that is there twice passes once."""
+    A tensor that stands in two places passes once; the result stands in both."""
     leaves, spec = tree_flatten(values)
     tensors = {
         id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad

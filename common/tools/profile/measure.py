@@ -220,16 +220,17 @@ class Profiling:
         if choice.labels:
             paths = labels.by_patterns(model, choice.labels)
         elif choice.depth is not None or choice.model:
-            paths = labels.by_depth(model, choice.depth or 1)
             paths = {
-                path: label for path, label in paths.items() if not path.startswith("criterion")
+                path: label
+                for path, label in labels.by_depth(model, choice.depth or 1).items()
+                if not path.startswith("criterion")
             }
         else:
             paths = labels.by_patterns(model, self._default_patterns())
         prefix = "model." if choice.model else ""
         result = {prefix + path: label for path, label in paths.items()}
         for name, module in self.model.get_submodule("criterion").named_children():
-            if isinstance(module, transducer.Part):  # the joiner and the losses always have a label
+            if isinstance(module, transducer.Part):  # the joiner and each loss: always labelled
                 result[f"criterion.{name}"] = name
         return result
 
