@@ -143,9 +143,8 @@ def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> 
         outputs = []
         for features, length in [extract(wave) for wave in waves]:
             best, *_ = decode(features, length.to(waves.device), width)
-            outputs.append(
-                best[0][1:]
-            )  # the symbols of the best hypothesis, without the first blank
+            # The symbols of the best hypothesis, which begins with a blank that is left out.
+            outputs.append(best[0][1:])
         return outputs
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
