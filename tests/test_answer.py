@@ -9,7 +9,7 @@ import shutil
 import pytest
 from rnnt_bench import api
 from rnnt_bench.analysis import doubts, logs, metrics, ratios, standing, verdict
-from rnnt_bench.analysis.groups import collect, groups
+from rnnt_bench.analysis.groups import collect, groups, label
 from rnnt_bench.analysis.row import Row
 from rnnt_bench.analysis.times import Times
 from rnnt_bench.core import statistics
@@ -556,3 +556,9 @@ def test_a_loss_that_computes_in_less_than_float32_is_named(tmp_path):
             == told
         )
         assert ("less than float32" in summarize(tmp_path)) == told
+
+
+def test_rows_of_one_name_and_one_folder_are_numbered():
+    rows = [Row(name=name, folder=ROOT / "log") for name in ("k2", "fused", "k2", "k2", "k2")]
+    label(rows)
+    assert [row.label for row in rows] == ["k2 (log)", "fused", "k2 (log) 2", "k2 (log) 3", "k2 (log) 4"]

@@ -115,6 +115,8 @@ def test_a_trace_that_is_written_again_has_the_same_numbers(layout, tmp_path, mo
     for row in rows([tmp_path]):
         assert row.profile.error is None and row.profile.average_step_time_us
     whole = path.read_bytes().rstrip()
+    path.write_bytes(whole + b"\n" * 120_000)
+    assert durations(read(path)) == durations(original)
     for length in [*range(0, len(whole), len(whole) // 20), len(whole) - 1]:
         path.write_bytes(whole[:length])
         with pytest.raises(TraceError, match="not a whole trace"):

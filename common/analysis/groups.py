@@ -42,14 +42,14 @@ def label(rows: Sequence[Row]) -> None:
 
     A long label is cut. A number follows where two labels would be the same."""
     names = [text.plain(row.name) or "(no name)" for row in rows]
-    labels: list[str] = []
+    labels: list[str] = []  # without the numbers
     for row, name in zip(rows, names):
         short = name if names.count(name) == 1 else f"{name} ({text.plain(row.folder.name)})"
         if len(short) > LONGEST_LABEL:
             short = short[: LONGEST_LABEL - 1] + "\u2026"  # an ellipsis
         same = labels.count(short)
         row.label = f"{short} {same + 1}" if same else short
-        labels.append(row.label)
+        labels.append(short)
 
 
 #: Settings that may differ within a group, such as options of one implementation.

@@ -194,9 +194,9 @@ class _Text:
     def read_rest(self) -> None:
         """Read the rest of the file, after the events.  Raises Broken if the file does not end with
         "}", as a JSON object does."""
-        # The last character is kept: it may be the "}", if the next piece is a line end alone.
+        # The last character is kept: it may be the "}", if the next pieces are blank.
         while data := self.stream.read(CHUNK):
-            self.text = self.text[-1:] + self.decoder.decode(data)
+            self.text = self.text.rstrip()[-1:] + self.decoder.decode(data)
         if not self.text.rstrip().endswith("}"):
             raise Broken(
                 f"it ends too early, after the events that end at character {self.position:,}: the file was cut short"
