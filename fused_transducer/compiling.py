@@ -37,8 +37,8 @@ class BuildError(RuntimeError):
 
 
 def machine() -> str:
-    """Return the processor to compile for: this one, or for a cross compiler (CXX) that of
-    FUSED_TRANSDUCER_MACHINE."""
+    """Return the name of the processor to compile for, such as "x86_64": this machine's, unless
+    FUSED_TRANSDUCER_MACHINE is set, as for a cross compiler (CXX)."""
     return os.environ.get("FUSED_TRANSDUCER_MACHINE") or platform.machine()
 
 

@@ -129,8 +129,8 @@ def _call_hooks(layer: nn.Linear) -> None:
 
 
 def _version(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place; 0 under inference_mode, where torch does not
-    count."""
+    """Return how many times a tensor was changed in place; 0 for one made under inference_mode, of
+    which torch counts no changes."""
     return 0 if tensor.is_inference() else tensor._version
 
 

@@ -119,8 +119,8 @@ def losses(
 @losses.register_fake
 def _(*arguments):
     tensors = arguments[: len(TENSORS)]
-    options, *sizes = arguments[len(TENSORS) :]
-    return _saved(Call.of(tensors, options), *sizes)
+    options, *others = arguments[len(TENSORS) :]  # backend, gradient, cells and kept_cells
+    return _saved(Call.of(tensors, options), *others)
 
 
 def log_probabilities(call: Call, backend: str) -> Tensor:

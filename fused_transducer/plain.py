@@ -337,10 +337,11 @@ class Walk:
     def _arriving(self, scores: Tensor, d: int) -> Tensor:
         """Return the scores (arcs, N, U+1) with which each arc arrives at the cells of diagonal d.
 
-        scores: of all cells, between margins.
+        scores: those of all cells, as in `_with_margins`
         """
-        origin = d - self.steps
-        scores = scores[self.margin + origin] + self.weights[self.arc, origin.clamp(min=0)]
+        # The diagonal from which each arc comes. Below 0, in the margin, all scores are -inf.
+        origins = d - self.steps
+        scores = scores[self.margin + origins] + self.weights[self.arc, origins.clamp(min=0)]
         return torch.cat(
             [scores[: self.blanks], pad(scores[self.blanks :, :, :-1], (1, 0), value=-torch.inf)]
         )
@@ -348,7 +349,7 @@ class Walk:
     def _ahead(self, values: Tensor, d: int) -> Tensor:
         """Return the values (arcs, N, U+1) of the cells to which the arcs from diagonal d lead.
 
-        values: of all cells, between margins.
+        values: those of all cells, as in `_with_margins`
         """
         values = values[self.margin + d + self.steps]
         return torch.cat([values[: self.blanks], pad(values[self.blanks :, :, 1:], (0, 1))])
@@ -358,7 +359,7 @@ class Walk:
         return scores[self.margin + self.last_d, self.n, self.last_u]
 
     def alphas(self, chosen: Optional[Tensor] = None) -> Tensor:
-        """Return the log-sum of all paths to each cell, between margins.
+        """Return the log-sum of all paths to each cell, with margins as in `_with_margins`.
 
         With `chosen` (T+U+1, N, U+1) int64, return the score of the best path to each cell, and
         write into `chosen` the number of the arc by which it arrives.

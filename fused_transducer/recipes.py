@@ -254,13 +254,13 @@ def patch(model: nn.Module, logits: Optional[bool] = None, **options: Any) -> nn
 
     With labels, its forward returns the usual output of its class with this loss. Without labels,
     as in `generate`, nothing changes. The class, the parameters, the configuration and what is
-    saved stay. Trainer divides this loss by its steps of gradient accumulation.
+    saved stay. Trainer divides this loss by the number of accumulated steps.
 
     Args
         model: a loaded model that `transformers` takes, or PEFT's wrapper of one. If it was patched
         before, it gets the new options.
-        logits: whether the output has logits beside the loss. None is in evaluation alone, where
-        metrics may need them.
+        logits: whether the output has logits beside the loss. None: it has them in evaluation
+        alone, where metrics may need them.
         options: those of `transformers`
 
     Raises ValueError for a model of another kind, or one whose forward was replaced.
@@ -275,7 +275,8 @@ def patch(model: nn.Module, logits: Optional[bool] = None, **options: Any) -> nn
         inner.forward = _forward_of(inner)  # type: ignore[method-assign]
         accepts = inner.__dict__.get("accepts_loss_kwargs")
         before = {"forward": inner.forward.__func__, "accepts_loss_kwargs": accepts}
-    inner.accepts_loss_kwargs = False  # type: ignore[assignment]  # else Trainer takes the loss for one over all steps
+    # Else Trainer would not divide the loss by the number of accumulated steps.
+    inner.accepts_loss_kwargs = False  # type: ignore[assignment]
     setattr(inner, PATCHED, {**before, "logits": logits, "options": options})
     return model
 

@@ -268,12 +268,13 @@ class _Launch:
 
     def weights(self, operands: torch.dtype, along: str) -> Tuple[Tensor, Dict[str, Any]]:
         """Return the weight, padded with zeros, and the kernels' arguments that say how it is
-        stored and multiplied.
+        stored and multiplied. With PRECISION "tf32x3" the weight is split into two halves
+        (2, ...), and PRECISION becomes "halves".
 
-        operands: the dtype in which it is multiplied
-        along: the dimension, "H" or "V", that products with it sum over. For float32, tensor cores
-            want this dimension contiguous, and products without them the other one. 16 bits may
-            have any.
+        operands: the dtype in which the weight is multiplied
+        along: the dimension, "H" or "V", that products with the weight sum over. In float32, tensor
+            cores want this dimension contiguous; products without tensor cores want the other one
+            contiguous. In 16 bits either may be.
         """
         call, how = self.call, self.products(operands)
         weight = call.weight.detach().to(operands)

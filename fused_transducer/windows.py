@@ -96,7 +96,7 @@ def frames_of_labels(
 
 def band_of(window: Tensor, T_lengths: Tensor, U_lengths: Tensor, T: int) -> Tensor:
     """Return the first and last frame of each state, (N, U+1, 2) int64. States without a cell get
-    (T, T - 1): those beyond an utterance's own, and all states if it has no path."""
+    (T, T - 1): those in the padding, and all states of an utterance that has no path."""
     earliest, latest = frames_of_labels(window, T_lengths, U_lengths)
     has_path = (earliest <= latest).all(1, keepdim=True)
     is_state = torch.arange(window.shape[1] + 1, device=window.device) <= U_lengths.unsqueeze(1)

@@ -86,6 +86,7 @@ def control_of(unchanged: Sequence[Standing]) -> ratios.Control | None:
 
 
 def _runs(standing: Standing) -> tuple[str, ...]:
-    """Return a key that rows of the same two runs share; each cell of a sweep has its own."""
+    """Return a key of the two runs of a standing: that of its baseline and that of its row.  Each
+    cell of a sweep has a key of its own."""
     baseline, new = standing.baseline.header, standing.row.header
     return baseline.run_id, new.run_id, str(sorted(new.values.items()))

@@ -173,7 +173,8 @@ def _about_process(row: Row) -> Iterator[Doubt]:
 
 
 def _about_traces(row: Row) -> Iterator[Doubt]:
-    """Yield the doubts about the profiled numbers, and why there are none."""
+    """Yield the doubts about the profiled numbers; where the run should have traces but has none,
+    yield one that says so."""
     for words in row.profile.notes:
         yield Doubt("trace", words)
     trace = row.newest(schema.Trace)

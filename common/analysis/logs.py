@@ -77,11 +77,11 @@ class Log:
 
 
 def read(paths: Sequence[Any] = (), all_runs: bool = False, traces: bool = True) -> Log:
-    """Return the rows of the runs and traces at or under some paths. Of several paths, warn of the
-    runs at one that newer runs at another hide.
+    """Return the rows of the runs and traces at or under some paths. With several paths, warn of
+    the runs that are left out since there are newer ones.
 
     Args:
-        paths: folders, traces or results.jsonl files; none for ``log``, which need not exist
+        paths: folders, traces or results.jsonl files; () for ``log``, which need not exist
         all_runs: keep all runs, instead of the newest of each implementation and configuration
         traces: read traces too
 
@@ -89,7 +89,7 @@ def read(paths: Sequence[Any] = (), all_runs: bool = False, traces: bool = True)
     rows: list[Row] = []
     for folder, asked in _folders(paths).items():
         rows += _rows_of(folder, asked, traces)
-    # All losses of a run share its rates, but the records of one that was not timed lack them.
+    # All losses of a run share its rates, but the records of a loss that was not timed lack them.
     rates = {row.header.run_id: row.rates for row in rows if row.rates.memory}
     for row in rows:
         if row.rates.memory is None:

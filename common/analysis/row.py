@@ -157,8 +157,8 @@ class Row:
 
     @cached_property
     def curve(self) -> windows.Curve | None:
-        """Return the memory within a step of the first trace; None if the trace has no memory
-        events."""
+        """Return the memory within a step of the first trace. Return None without a trace, or if
+        it cannot be read or has no memory events in that step."""
         try:
             return windows.curve(self.trace) if self.trace else None
         except reader.TraceError:
@@ -240,10 +240,10 @@ class Row:
         return {scope: rounds for scope, rounds in loaded.items() if rounds}
 
     def peaks_of(self, scope: str) -> dict[str, Peak]:
-        """Return batch -> its peak in a scope.
+        """Return batch -> its peak in a scope, "step" or "loss".
 
-        It is by the first of PEAKS that was measured, or by the counter of the process or device
-        where that is far above torch's allocator."""
+        The first counter of PEAKS that was measured gives the peaks. But where the process's peak
+        (on CUDA the device's) is over BEYOND times that of torch's allocator, it counts instead."""
         measured = self.peaks_mb.get(scope, {})
         by_counter = {counter: measured.get(counter, {}) for counter in COUNTERS}
         first = next((counter for counter in PEAKS if by_counter[counter]), PEAKS[0])

@@ -155,12 +155,12 @@ def by_time(rows: Sequence[Row], scope: str) -> Pick | None:
     ranked = standings(rows, scope)
     if not ranked:
         return None
-    best, *others = ranked
-    others = [standing for standing in others if standing.ratio]
+    best = ranked[0]
+    others = [standing for standing in ranked[1:] if standing.ratio]
     rivals = [standing for standing in others if standing.may_be_as_fast]
     following = rivals or others
     if not best.beside_load and not rivals:
-        # a ratio that other load made does not tell which row comes next
+        # Other load may have changed the ratios of the rest, so none of these comes next.
         following = [standing for standing in others if not standing.beside_load]
     second = following[0] if following else None
     ratio = second.ratio if second and not best.beside_load else None

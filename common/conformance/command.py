@@ -73,7 +73,9 @@ def parser() -> Parser:
         "--list", action="store_true", help="List the cases with what they ask, and stop."
     )
     result.add_argument(
-        "--in-place", action="store_true", help="Judge in this Python only, with what it has."
+        "--in-place",
+        action="store_true",
+        help="Judge in this Python only, with what it has installed.",
     )
     commands.add_flags(
         result, folder="check-corners", quick=f"the cases {', '.join(QUICK)}", timeout=120.0

@@ -27,6 +27,7 @@ class Parser(argparse.ArgumentParser):
             options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*arguments, **options)
         if self.add_help:
+            # The first action is --help, which argparse adds.
             self._actions[0].help = "Show this help and exit."
         self.examples = examples
         if examples:

@@ -88,9 +88,9 @@ class Stdout:
 
 
 def safe_streams() -> None:
-    """Replace sys.stdout by a Stdout that escapes characters which its encoding lacks.
+    """Make sys.stdout escape characters that its encoding lacks, and wrap it in a Stdout.
 
-    A second call does nothing."""
+    If there is no sys.stdout, the Stdout writes to os.devnull.  A second call does nothing."""
     if not isinstance(sys.stdout, Stdout):
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="backslashreplace")

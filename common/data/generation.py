@@ -74,6 +74,7 @@ def generate(flags: argparse.Namespace) -> list[str]:
     lines += [f"wrote {path}" for path, _ in generated.beside]
     lines.append(f"wrote {flags.output}: {len(generated.rows):,} utterances")
     for path in outputs[1:]:
+        # The lengths in this file are those of feature frames, which are not subsampled.
         options = {**provenance["options"], "subsampling_factor": 1}
         shapes.save(path, generated.features, {**provenance, "options": options})
         frames = generated.features[:, 0]
@@ -325,7 +326,8 @@ def train(texts: Sequence[str], vocab_size: int, model_type: str = "bpe") -> byt
 
 
 def _processor(model: bytes) -> Any:
-    """Return the SentencePieceProcessor of a model.  Raises RuntimeError for other bytes."""
+    """Return the SentencePieceProcessor of a model.  Raises RuntimeError for bytes that are no
+    model."""
     import sentencepiece
 
     sentencepiece.set_min_log_level(_FATAL)

@@ -328,7 +328,8 @@ def _speed(recording: Any) -> str:
 
 
 def _speed_in(name: Any) -> str:
-    """Return the speed in an id of PERTURBED, such as "1.1"; "" for none."""
+    """Return the speed in the id of perturbed audio (see PERTURBED), such as "1.1"; "" for any
+    other id."""
     match = PERTURBED.search(str(name))
     return (match[1] or match[2]) if match else ""
 

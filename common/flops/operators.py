@@ -128,9 +128,10 @@ _BAG_SUM, _BAG_MEAN, _BAG_MAX = range(3)
 
 
 def _embedding_bag(call: Call) -> int:
-    """Count the sums of the rows in each bag; a mean has a division more, a maximum costs nothing.
+    """Count the sums of the rows in each bag: an addition for each number of a row but the first.
 
-    Weights of the rows are a product more for each number."""
+    A mean has a division more for each number of the output.  A maximum counts nothing.  Weights
+    are a product more for each number of a row."""
     bags = call.out[0]
     numbers = call["indices"].numel() * bags.shape[-1]
     weighted = 0 if call["per_sample_weights"] is None else numbers
@@ -143,10 +144,11 @@ def _embedding_bag(call: Call) -> int:
 
 
 def _embedding_bag_backward(call: Call) -> int:
-    """Count the sum of each bag's gradient into the rows of the bag.
+    """Count the additions of the gradient of each bag to the gradients of the rows in it.
 
-    A mean has a division more for each number of a bag.  A maximum counts 1 for each number of a
-    bag, which goes to one row.  Weights of the rows are a product more for each number."""
+    A mean has a division more for each number of the bags' gradients.  With a maximum, each of
+    these numbers is added to one row alone.  Weights are a product more for each number of a
+    row."""
     bags = call["grad"]
     numbers = call["indices"].numel() * bags.shape[-1]
     weighted = 0 if call["per_sample_weights"] is None else numbers

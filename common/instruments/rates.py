@@ -57,7 +57,8 @@ def repeated(
 ) -> list[int]:
     """Repeat an action after a call that warms it up; return the nanoseconds of each repeat.
 
-    It is repeated until `seconds` have passed, at least `fewest` and at most MOST times.
+    The action is repeated until its repeats have taken `seconds`, or MOST times, but at least
+    `fewest` times.
     """
     action()
     taken: list[int] = []

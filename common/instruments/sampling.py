@@ -126,7 +126,7 @@ def warm_up(
 ) -> Generator[Any, None, str]:
     """Yield warm-up samples: of the first batch until it is warmed up, and one of each other batch.
 
-    The load beside them is filled in, as in `with_load`.
+    The load beside them is filled in, as in `with_load`.  Return "".
 
     Args:
         sample: takes a sample.

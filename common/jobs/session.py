@@ -111,7 +111,8 @@ class Executor:
     ) -> list[Line]:
         """Run a job to its end, and return its records, the last of which is its status.
 
-        Raises UserError for a mistake in the user's input that the process found, and Interrupted.
+        A process that cannot be started gives a status "error" alone.  Raises UserError for a
+        mistake in the user's input that the process found, and Interrupted after Ctrl-C or SIGTERM.
 
         Args:
             job: the job

@@ -225,7 +225,7 @@ class Adapter:
         raise NotImplementedError
 
     def options(self) -> dict[str, Any]:
-        """Return the other arguments of `function` by name.
+        """Return the arguments of `function` besides tensors and what `prepare` returns, by name.
 
         Defaults of the package that change the loss or its speed are among them."""
         raise NotImplementedError
@@ -244,10 +244,12 @@ class Adapter:
     def loss_of(
         self, tensors: Mapping[str, torch.Tensor], prepared: SimpleNamespace
     ) -> torch.Tensor:
-        """Return the reduced loss of the tensors of the layout, by name (`Layout.tensors`).
+        """Return the reduced loss.
 
-        A package without the reduction "sum" returns losses of utterances, which are reduced
-        here."""
+        A package without the reduction "sum" returns the losses of the utterances, which are
+        reduced here.
+
+        tensors: what the loss takes, by the names in `Layout.tensors`."""
         losses = self.call(tensors, prepared)
         return losses if "sum" in self.reductions else self.reduced(losses)
 

@@ -140,25 +140,29 @@ class Speech:
 def passage(
     arrays: dict[str, np.ndarray], T: int, U: int, start: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the frames (T,) and the symbols (U,) of a passage of a stage's utterances.
+    """Return T frames and U symbols of a passage of a stage's utterances, which are put end to end.
 
-    They are indices into the encoder outputs, and symbols of [1, V).
+    The frames (T,) are indices into the encoder outputs in ascending order; where the utterances
+    end, they begin again.  The symbols (U,) are in [1, V).  If the U symbols are emitted at more
+    than T frames, some of these are left out.  If at fewer, other frames of the passage are added,
+    evenly repeated or left out; without other frames, those of the symbols are repeated.
 
     Args:
-        arrays: of the stage; its utterances follow each other in one row of frames and symbols.
-        start: in [0, 1), chooses the first utterance.
+        arrays: those of the stage (`Speech.arrays`); frames and symbols of all its utterances stand
+          in one row each.
+        start: the passage begins with the utterance that is at this share, in [0, 1), of them all.
     """
     total_frames = len(arrays["encoder_out"])
     total_symbols = len(arrays["targets"])
     first = int(start * len(arrays["T_lengths"]))
     begin = int(arrays["T_lengths"][:first].sum())
     offset = int(arrays["U_lengths"][:first].sum())
-    # The U symbols, and the next one: the passage ends before its frame.
+    # Those of the U symbols and of the next symbol, before whose frame the passage ends.
     positions = np.arange(offset, offset + U + 1)
     # After the last utterance the first one follows again, at frames that count on.
     rounds, positions = np.divmod(positions, total_symbols)
     emitted = arrays["frames"][positions] + total_frames * rounds
-    # The next symbol may be emitted at the same frame as the last one, which the passage must have.
+    # The passage must have the frame of its last symbol, even if the next symbol has that too.
     end = max(int(emitted[-1]), int(emitted[:-1].max(initial=begin)) + 1)
     emitting = np.unique(emitted[:-1])
     if T < len(emitting):

@@ -105,10 +105,10 @@ def takes_minutes(adapter: Adapter, device: torch.device, question: Question) ->
 
 
 def gives_each(adapter: Adapter, question: Question) -> bool:
-    """Return False where the question weights the loss of each utterance and the adapter cannot
-    return these losses.
+    """Return whether the adapter can return the losses that a question needs: that of each
+    utterance if the question weights them, else the sum.
 
-    A user's function does not say whether it can, so it is asked."""
+    True for a user's function, which does not declare what it returns: its answer will tell."""
     may_give = "none" in adapter.reductions or isinstance(adapter, OfFunction)
     return may_give or not question.is_weighted
 

@@ -117,18 +117,19 @@ def checked_sum(loss: Any) -> torch.Tensor:
 
 
 def run_together(steps: Sequence[LossStep], factors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Run forward of all steps, then one backward of their losses times `factors`, all added.
+    """Run forward of all steps, then one backward of the sum of all their losses times `factors`.
 
-    Returns for each step what its forward returned, detached.
+    Returns what the forward of each step returned, detached; `LossStep.answer` has the same.
+    Raises TypeError or ValueError for a loss of another type or shape than its factor asks for.
 
-    factors: one tensor for each step, () if its forward returns the summed loss, and (N,) if it
+    factors: one tensor for each step: () if its forward returns the summed loss, or (N,) if it
       returns the losses of the N utterances."""
     losses = []
     products = []
     for step, factor in zip(steps, factors):
         loss = step.forward()
         if factor.numel() == 1:
-            checked_sum(loss)
+            checked_sum(loss)  # for its errors, which tell what to return
         step.answer = loss.detach()
         losses.append(step.answer)
         products.append(weighted(loss, factor))

@@ -113,7 +113,9 @@ class Topology:
 
 
 def chosen(log_probs: torch.Tensor, target: torch.Tensor, blank: int) -> torch.Tensor:
-    """Return the log-probabilities (..., 2) of blank and of the target of each cell."""
+    """Return the log-probabilities (..., 2) of blank and of the target of each cell.
+
+    log_probs: (..., V); target: (...), a symbol for each cell; blank: the blank's number."""
     return torch.stack(
         [log_probs[..., blank], log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)], -1
     )

@@ -71,7 +71,7 @@ def _type_of(setting: Setting, hint: Any) -> Any:
     Whole numbers have the bounds of the setting's flag, or begin at 1.  A mapping becomes a dict of
     counts, a tuple a list that is not empty.  Other types stay as they are.
 
-    hint: its type in Settings."""
+    hint: the type of the setting in Settings."""
     if hint == Mapping[str, int]:
         return dict[str, Count]
     if hint == tuple[str, ...]:

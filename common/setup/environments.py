@@ -87,11 +87,12 @@ class Uv:
     def install(self, python: Path, requirements: Path) -> None:
         """Install exactly the packages of a lock file into the environment of `python`.
 
-        The user's extra indexes and links are tried only if the main index lacks a file.  Else uv
-        might take another build from there, such as torch 2.11.0+cpu, which is not in the lock."""
+        The user's extra indexes and links are tried only if this fails with the main index alone,
+        and then also in all later calls.  Otherwise uv might take another build from them, such as
+        torch 2.11.0+cpu, which is not in the lock."""
         command = ["pip", "sync", "--python", str(python), "--require-hashes", *self._flags]
-        # With PYTHONDONTWRITEBYTECODE no import writes bytecode, and each start of torch would take
-        # seconds more.  Without it, imports write what is needed: to compile all takes 18 seconds.
+        # Under PYTHONDONTWRITEBYTECODE no import writes bytecode, so each start of torch would take
+        # seconds more.  Otherwise imports write what they need; to compile all takes 18 seconds.
         if sys.dont_write_bytecode:
             command.append("--compile-bytecode")
         try:
@@ -99,7 +100,7 @@ class Uv:
         except subprocess.CalledProcessError:
             if not self._extra:
                 raise
-            # With this uv looks into every index, as pip does.
+            # With this strategy uv looks for a file in every index, as pip does.
             strategy = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
             self._variables = {**self._extra, **strategy, **self._variables}
             self.run(*command, str(requirements))

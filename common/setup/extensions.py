@@ -522,11 +522,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _main(packages: list[str], device: str | None) -> int:
-    """Print the folder of each package, which is built first unless it is installed.
+    """Print the folder of each package; build the package first unless it is installed.
 
-    Returns EXIT_FAILED if one cannot be built.
+    Returns EXIT_FAILED if a package cannot be built, else EXIT_OK.
 
-    device: None for the CPU, and for CUDA too if there is a driver and the package has it."""
+    device: to build for; None: for the CPU, and also for CUDA if there is a driver and the package
+      has code for CUDA."""
     code = EXIT_OK
     devices = [device] if device else ["cpu"]
     if not device and machine.gpu_may_be_here():

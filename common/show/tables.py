@@ -67,7 +67,7 @@ def whole(log: logs.Log, format: str = "table", folders: Sequence[Path] = ()) ->
 
 def exported(log: logs.Log, tool_rows: Sequence[Values], format: str) -> str:
     """Return all rows as "csv" or "json": those of the losses, then `tool_rows`."""
-    _ = log.groups  # which gives each row its ratio over the fastest of its group
+    _ = log.groups  # reading it sets the ratio of each row over the fastest of its group
     rows = [*log.rows, *(row for sweep in log.sweeps for row in sweep.rows)]
     differing = metrics.differing(rows)
     if format == "csv":
@@ -410,16 +410,18 @@ def load(rows: Rows, terminal: Terminal) -> Lines:
 
 
 def verdict_lines(answers: Mapping[str, str], terminal: Terminal, title: str = "") -> Lines:
-    """Return VERDICT, the title, and a line for each question with its answer, aligned; [] if there
-    is nothing to say."""
+    """Return the line "VERDICT", the title, and the answers, aligned, each behind its question.
+
+    Return [] if there are neither answers nor a title."""
     if not answers and not title:
         return []
-    lines = ["VERDICT", *(terminal.wrapped(title, None) if title else [])]
+    lines = ["VERDICT", *(terminal.wrapped(title, most=None) if title else [])]
     lines = [terminal.painted(line, "title") for line in lines]
-    room = max(map(len, answers), default=0) + 4  # of a question: its indent, a colon, a space
+    # The column of the questions has an indent of two spaces, a question, a colon and a space.
+    column = max(map(len, answers), default=0) + 4
     for question, answer in answers.items():
-        first, *others = wrapped(answer, terminal.width - room, most=2 * MOST_LINES)
-        lines += [f"  {question}:".ljust(room) + first, *(" " * room + line for line in others)]
+        first, *others = wrapped(answer, terminal.width - column, most=2 * MOST_LINES)
+        lines += [f"  {question}:".ljust(column) + first, *(" " * column + line for line in others)]
     return lines
 
 

@@ -101,8 +101,10 @@ def converted(values: Any, kind: type[Converted], where: str) -> Converted:
 
 
 def _choices(message: str, path: str, kind: type[Struct]) -> str:
-    """Return the closest key or value and all choices, where msgspec does not know the one that was
-    given; else ""."""
+    """Return what to add to a message of msgspec about an unknown key or value: the closest one
+    that exists, and all that exist.  Return "" for any other message.
+
+    path: where the unknown value is, as msgspec writes it; kind: the Struct that has the keys."""
     unknown_key = re.search("unknown field `(.*)`", message)
     unknown_value = re.search("Invalid enum value '(.*)'", message)
     if unknown_key:

@@ -106,7 +106,8 @@ class Answer:
 
 
 def read(path: Path) -> Kept:
-    """Return the run that is stored in a file.  Raises UserError."""
+    """Return the run of a tool that is stored in a file.  Raises UserError if the file cannot be
+    read, or holds anything else."""
     records = store.read(path)
     if not records or not isinstance(records[0], schema.ToolHeader):
         raise UserError(f"{path}: does not begin with a tool's record; {store.ANEW}")

@@ -174,7 +174,7 @@ class Criterion(nn.Module):
             )
 
     def _simple(self, prepared: Any, to_am: torch.Tensor, to_lm: torch.Tensor) -> Any:
-        """Return the simple loss, and its gradients to the arcs of the lattice.
+        """Return (simple loss, its gradients with respect to the arcs of the lattice).
 
         to_am, to_lm: outputs of encoder and decoder, before their projections to V."""
         am, lm = self.projections["am"](to_am), self.projections["lm"](to_lm)

@@ -204,8 +204,8 @@ class _Text:
 
 
 def read_events(stream: BinaryIO) -> Iterator[Sequence[Event]]:
-    """Yield the events of an uncompressed trace in groups.  Raises Broken for any other file, and
-    one that is cut."""
+    """Yield the events of an uncompressed trace in groups.  Raises Broken if the file is no trace,
+    or was cut short."""
     unread = _Text(stream)
     begin = _LIST_BEGIN.search(unread.text)
     if begin is None:
@@ -219,7 +219,7 @@ def read_events(stream: BinaryIO) -> Iterator[Sequence[Event]]:
         if last_end >= 0:
             length = last_end + len(EVENT_END)
             yield _decoded(unread.text[:length], unread.position)
-            unread.drop(length + 1)  # with the comma
+            unread.drop(length + 1)  # with the comma behind the last event
         if list_end:
             break
         unread.read_more()

@@ -358,8 +358,8 @@ def check_long(context, measured: AtSize, imprecise: bool) -> str:
 
 
 def run(context) -> Iterator[Correctness]:
-    """Yield one ``correctness`` record of a subject.Context; raise WrongResult after one that is not
-    ok."""
+    """Judge the loss of a subject.Context: yield one ``correctness`` record, then raise WrongResult
+    if the loss is wrong."""
     adapter, device = context.adapter, context.device
     is_approximate = layouts.of(adapter).approximate
     small = check_small(context)
@@ -368,10 +368,11 @@ def run(context) -> Iterator[Correctness]:
     at_size: AtSize | None = None
     reached: list[str] = []
     if not wrong and not adapter.simulated:  # a simulator would take hours
-        imprecise = small.imprecise is not None
-        at_size, wrong = check_at_size(context, right_in_float64_only=imprecise)
-        wrong = wrong or check_long(context, at_size, imprecise)
+        is_imprecise = small.imprecise is not None
+        at_size, wrong = check_at_size(context, right_in_float64_only=is_imprecise)
+        wrong = wrong or check_long(context, at_size, is_imprecise)
         if not wrong:
+            # The calls since the first question may have left something behind.
             again = questions.first(adapter).but(draw=LAST_DRAW)
             wrong = check(adapter, device, [again]).wrong
             reached = questions.reached_by_padding(adapter, device)

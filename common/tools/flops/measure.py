@@ -146,10 +146,11 @@ def _model(flags: Mapping[str, Any]) -> torch.nn.Module:
 
 
 def _utterances(flags: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Return the number of samples of each utterance, by bucket.
+    """Return name of a bucket -> the number of samples of each of its utterances.
 
-    Utterances of --audio are cut into four buckets of equal size, the shortest first, without empty
-    ones.  Inputs that are no audio are one utterance of 0 samples, in the bucket ""."""
+    --pseudo-input gives one utterance, in the bucket "pseudo".  The utterances of --audio are cut
+    into BUCKETS of about as many utterances each, the shortest first; empty buckets are left out.
+    Without either flag the inputs are no audio: one utterance of 0 samples, in the bucket ""."""
     if flags["pseudo_input"]:
         return {"pseudo": [flags["pseudo_input"]]}
     if not flags["audio"]:

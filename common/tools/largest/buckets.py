@@ -211,9 +211,11 @@ def searched(config: Buckets, kept: Kept, loss: str) -> dict[int, Outcome]:
 def next_probes(config: Buckets, kept: Kept, steps: Steps) -> list[tuple[str, Steps]]:
     """Return (name, request) of each job that is to come next; [] at the end.
 
-    As long as any search goes on, these are probes: of each loss, the longest bucket first.  After
-    all searches they are the jobs "together" that have not ended well, one of each loss.  Those of
-    all losses run one after the other, since their times are compared.
+    As long as the search of any bucket goes on, these jobs are probes: of each loss, one for each
+    bucket whose search goes on, the longest bucket first.  After all searches they are the jobs
+    "together", under the whole limit: one for each loss that has a size for any bucket, unless it
+    has ended well.  The jobs "together" of all losses are returned at once, so that they run one
+    after the other: their times are compared.
 
     steps: the request without its loss, tries and rounds."""
     states = [progress(config, kept, loss) for loss in config.losses]
@@ -378,10 +380,11 @@ def _gain(before: Sequence[Row], after: Sequence[Row]) -> str:
 def _max_duration(rows: Sequence[Row], seconds: float) -> str:
     """Return the line on max_duration, for a sampler that takes no other limit on a batch.
 
-    It is the least product of N and the longest utterance in seconds over the buckets.  The line
-    also says how much of the room for batches this leaves unused, as the mean over the buckets.
+    max_duration is in seconds: the product of N and the longest utterance, in the bucket where this
+    product is least.  The line also says what share of the largest batches max_duration leaves
+    unused, as the mean over the buckets.
 
-    rows: of one loss, each with its N; seconds: duration of a frame"""
+    rows: those of one loss, one for each bucket, all with an N; seconds: duration of a frame"""
     durations = [(row.padded_frames or 0) * seconds for row in rows]
     least = min(durations)
     unused = 1 - sum(least / duration for duration in durations) / len(durations)
@@ -396,7 +399,7 @@ def _forms(rows: Sequence[Row]) -> dict[str, str]:
     lhotse's constraint takes one size for each duration.  Of buckets of one duration, which are cut
     by tokens, it gets the smallest size.
 
-    rows: of one loss, each with its N"""
+    rows: those of one loss, one for each bucket, all with an N"""
     sizes = text.gathered((row.seconds, row.N or 0) for row in rows)
     durations = list(sizes)
     head = f"# {rows[0].loss}\n" if rows[0].loss else ""

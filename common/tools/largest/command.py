@@ -165,7 +165,7 @@ def parser() -> Parser:
         "--largest-cap",
         type=flag_types.Whole(1),
         metavar="K",
-        help="Try no more than so many. Default: all",
+        help="Largest size to try: utterances, or frames with --sort-utterance true. Default: all there are",
     )
     for key, words in WORDS.items():
         add_setting(group, key, words)
@@ -180,7 +180,9 @@ def parser() -> Parser:
     group = result.add_argument_group("the run")
     add_setting(group, "threads", "Number of torch's CPU threads. Default: all")
     group.add_argument(
-        "--in-place", action="store_true", help="Run everything in this Python, with what it has."
+        "--in-place",
+        action="store_true",
+        help="Run everything in this Python, with what it has installed.",
     )
     commands.add_flags(
         group,

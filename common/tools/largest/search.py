@@ -85,9 +85,11 @@ def size_to_try(
 
 
 def bounds(answers: Mapping[int, bool]) -> tuple[int | None, int | None]:
-    """Return the largest size that fits, and the smallest that does not; None where there is none.
+    """Return (largest size that fits, smallest size that does not fit), each None if there is none.
 
-    A size that fits above one that does not is ignored."""
+    A size that fits is ignored if a smaller size does not fit.
+
+    answers: size -> whether it fits, of the sizes that were tried"""
     failing = min((size for size, fits in answers.items() if not fits), default=None)
     fitting = max(
         (size for size, fits in answers.items() if fits and (failing is None or size < failing)),
