@@ -234,10 +234,11 @@ def _sums(
     decoder_n,
     decoder_u,
 ):
-    """Return encoder_out + decoder_out (cells, columns) float32 of cells; 0 where they are not
-    valid.
+    """Return encoder_out + decoder_out (cells, columns) float32, for the cells (n, t, u) and the
+    columns h; 0 in cells that are not valid, and in columns from HP on.
 
     utterance_of: the utterance of each row n; None where that is n.
+    encoder_n, encoder_t, decoder_n, decoder_u: strides of utterances and frames, of rows and states
     """
     inside = valid[:, None] & (h < HP)[None, :]
     n, t, u = n.to(tl.int64), t.to(tl.int64), u.to(tl.int64)

@@ -197,7 +197,9 @@ class _Arguments:
         )  # fmt: skip
 
     def point(self, **tensors: Optional[Tensor]) -> None:
-        """Point fields of the Problem to tensors; None leaves a field null."""
+        """Point fields of the Problem to tensors; None leaves a field null.
+
+        The tensors are kept, so they live as long as the Problem."""
         for name, tensor in tensors.items():
             if tensor is not None:
                 setattr(self.problem, name, tensor.data_ptr())

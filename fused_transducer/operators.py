@@ -285,6 +285,9 @@ FLOP_COUNTER = "torch.utils.flop_counter"
 
 
 def _register_flops(flop_counter: ModuleType) -> None:
+    """Register the formulas of both operators with torch's counter.
+
+    With get_raw a formula gets an operator's arguments themselves, not their shapes."""
     operators = torch.ops.fused_transducer
     register = flop_counter.register_flop_formula
     register(operators.losses, get_raw=True)(_flops_of_losses)

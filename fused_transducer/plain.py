@@ -232,8 +232,8 @@ def _columns(call: Call, target: Tensor) -> Tensor:
 
 
 def _log_probabilities(call: Call, logits: Tensor, tile: _Tile) -> Tensor:
-    """Return the log-probabilities (cells, parts) float64 of the parts of cells. Their logits
-    (cells, V) are overwritten."""
+    """Return the log-probabilities (cells, parts) float64 of the parts of a tile's cells. Overwrite
+    their logits (cells, V)."""
     columns = _columns(call, tile.target)
     if call.topology == "tdt":
         symbols, durations = logits.split([call.symbols, call.V - call.symbols], 1)
@@ -247,12 +247,13 @@ def _log_probabilities(call: Call, logits: Tensor, tile: _Tile) -> Tensor:
     logits[:, call.blank] = -torch.inf  # the softmax is of the labels alone
     label = _log_softmax(logits, columns[:, 1:], 0.0).squeeze(1) + logsigmoid(-blank_logit)
     blank = logsigmoid(blank_logit)
+    # A target that is the blank, as where no target follows, has the blank's probability.
     return torch.stack([blank, torch.where(tile.target == call.blank, blank, label)], 1)
 
 
 def _log_softmax(logits: Tensor, columns: Tensor, smoothing: float) -> Tensor:
     """Return the log-probabilities (cells, J) float64 of the columns (cells, J), with label
-    smoothing. Logits (cells, C) are overwritten."""
+    smoothing. Overwrite the logits (cells, C)."""
     logits -= logits.amax(1, keepdim=True)
     values = logits.gather(1, columns).double()
     if smoothing:

@@ -317,9 +317,10 @@ class _Launch:
         Args
             tile: the first block of the tile in forward, the first listed cell in backward
             blocks: blocks of a row of the batch in forward, not used in backward
-            listed: in backward, what `list_cells` wrote, and the positions it is from; else ()
+            listed: in backward `numbers` and `positions` of the listed cells (see kernels); else ()
             BM: cells of a block
         """
+        # In forward the kernel reads neither, but takes tensors.
         numbers, positions = listed or (self.T_lengths, self.T_lengths)
         self.kernels.activate[(_ceil(len(activations), BM), _ceil(self.HP, COLUMNS))](
             self.encoder, self.decoder, self.utterance_of, self.T_lengths, self.U_lengths, self.band, numbers,

@@ -23,8 +23,8 @@ def row_of(records: Sequence[schema.Line], folder: Path, traces: bool = True) ->
     """Return the row of a run.
 
     Args:
-        records: of the run, the header first
-        folder: that holds the records, and the traces if there are any
+        records: the records of the run, the header first
+        folder: the folder that holds the records, and the traces if there are any
         traces: whether to read the traces too
     """
     header = records[0]
@@ -45,8 +45,8 @@ def row_of(records: Sequence[schema.Line], folder: Path, traces: bool = True) ->
     row.repeated = store.repeated(records)
     row.peaks_mb = _peaks(row.lines_of(schema.Memory))
     row.limits = [line for line in records if isinstance(line, schema.Limits)]
-    # Records without streams are of products on one thread, which tell only whether torch's are
-    # slow.
+    # Records without streams are of products on one thread. They serve only to tell whether torch's
+    # products are slow.
     with_all_threads = [line for line in row.limits if line.streams]
     row.rates = times.device_rates(with_all_threads, row.environment.mkl_as_intel)
     row.limit_percent = times.limit_percent(

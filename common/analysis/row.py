@@ -171,8 +171,10 @@ class Row:
 
     @property
     def trains_exact_model(self) -> bool:
-        """Tell whether it trains the model that exact losses train; a loss on another lattice
-        trains another model."""
+        """Tell whether the loss trains a model on the lattice of exact losses.
+
+        True for a pruned loss too, which approximates the exact one, and for an unknown kind; False
+        for a loss on another lattice."""
         return self.is_exact or self.kind in (implementations.BY_UTTERANCE, "pruned")
 
     @property
@@ -295,7 +297,8 @@ class Row:
 
     @cached_property
     def environments(self) -> list[Environment]:
-        """Return the environment records of all jobs; each round may name batches of its own."""
+        """Return the environment records of all jobs.  Jobs of different rounds may name different
+        batches."""
         return [
             line for lines in self.jobs.values() for line in lines if isinstance(line, Environment)
         ]

@@ -165,8 +165,9 @@ def device_rates(limits: Sequence[schema.Limits], mkl_as_intel: bool | None = No
 
 
 def _products_per_second(limits: Sequence[schema.Limits], by: str) -> float | None:
-    """Return the most operations per second of the matrix products by "torch" or "loop"; None
-    without any."""
+    """Return the highest rate of matrix products, in operations per second; None without any.
+
+    by: what made the products: "torch", or "loop" for the suite's own loop."""
     rates = [
         # n x n matrices take n^3 multiplications and as many additions
         2e9 * product.n**3 / min(product.ns)

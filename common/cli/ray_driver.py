@@ -62,7 +62,9 @@ def run(words: list[str]) -> dict[str, object]:
 
 
 def main() -> int:
-    """Run the commands that stdin names; return the exit code."""
+    """Run the commands of the request on stdin, and write their answers; return the exit code.
+
+    The number of a cell is the index of its command."""
     import ray
 
     request = json.load(sys.stdin)

@@ -218,12 +218,12 @@ def meaning(case: Question, result: str) -> str:
 
 
 def findings(matrix: Matrix, brief: bool = False) -> dict[str, list[str]]:
-    """Return the findings as lines, by heading, wrong answers first.
+    """Return heading -> the lines of its findings, wrong answers first.
 
-    A line has the case, what its result means, the losses, and what the first of them answered
-    unless it refused.  With `brief` a line has only the meaning and the losses.  Some meanings say
-    no more than that the process ends or hangs, or that the answer is not the loss: there a brief
-    line has the case, too.
+    A line has the case, what its result means, the losses with this result, and the answer of the
+    first of them unless it refused.  With `brief` a line has only the meaning and the losses.  If
+    the meaning says only that the process ends or hangs, or that the answer is not the loss, a
+    brief line has the case, too.
     """
     lines: dict[str, list[str]] = {}
     for result, heading in FINDINGS.items():

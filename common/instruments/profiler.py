@@ -115,8 +115,8 @@ def table(averages: Any, key: str) -> str:
 
 
 def _cuda_time(averages: Sequence[Any]) -> str:
-    """Return the attribute of key averages that holds the self time on CUDA, which later versions
-    of torch 2 name otherwise."""
+    """Return the name of the attribute of key averages that holds the self time on CUDA.  Later
+    versions of torch 2 have another name for it."""
     is_renamed = averages and hasattr(averages[0], "self_device_time_total")
     return "self_device_time_total" if is_renamed else "self_cuda_time_total"
 

@@ -194,7 +194,7 @@ class Adapter:
         return " ".join(f"{name}={value}" for name, value in self.simulator.items())
 
     def version(self) -> str:
-        """Return the version of the package, after `load`."""
+        """Return the version of the package; "unknown" if it tells none.  Call `load` before."""
         package = self.module.__name__.partition(".")[0]
         version = getattr(sys.modules[package], "__version__", "")
         try:
@@ -237,7 +237,7 @@ class Adapter:
     def loss(self, logits: torch.Tensor, prepared: SimpleNamespace) -> torch.Tensor:
         """Return the reduced loss of logits in the adapter's layout.  Timed.
 
-        It may write over the logits."""
+        The package may write over the logits."""
         scores = self.lattice.log_probs(logits, self.blank) if self.log_probs else logits
         return self.loss_of({"logits": scores}, prepared)
 

@@ -181,9 +181,9 @@ class Errors:
     def _note_by_symbol(self, part: Part, error: torch.Tensor) -> None:
         """Add the errors (frames, cells, V) of a part by symbol; note them after the last utterance.
 
-        The errors are compared with the terms of the right gradient before they cancel.  The
-        gradient is the posterior of the cell times the symbol's probability, less the derivative of
-        the symbol's part.  So both terms add up to the gradient plus twice the derivative.
+        An entry of the right gradient is one term less another: the posterior of the cell times the
+        symbol's probability, less the derivative of the symbol's part.  The errors are compared
+        with the sum of both terms, which is the entry plus twice the derivative.
         """
         n, begin, end = part.frames.n, part.frames.begin, part.frames.end
         shapes = part.cells.batch.shapes
@@ -200,14 +200,16 @@ class Errors:
     def note_padding(self, shapes: Sequence[tuple[int, int]], gradients: Gradients) -> None:
         """Note the gradients of a step in the padding, which must be 0.
 
-        In "given" they also count as errors of the leaf, since its cells alone were compared."""
+        In "given" they also count as errors of the leaf, since `note_cells` compares its cells and
+        leaves out its padding."""
         regions = layouts.of(self.adapter).padding(shapes)
         for name, gradient in gradients.items():
             leaf = self.leaves[name]
             for region in regions.get(name, ()):
                 worst = 0.0 if gradient is None else largest(gradient[region])
                 self.padding = max(worst, self.padding or 0.0)
-                if name == "given" and worst > leaf.worst:  # others are compared whole
+                # Other leaves were compared whole, by `note_leaf`.
+                if name == "given" and worst > leaf.worst:
                     leaf.worst = worst
                     utterance = region[0] + 1
                     leaf.furthest = f"the padding of utterance {utterance}: {worst:.4g}, expected 0"

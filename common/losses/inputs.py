@@ -28,8 +28,9 @@ LESS_LIKELY = 10.0
 
 @lru_cache(maxsize=len(STAGES))
 def load(stage: str) -> dict[str, np.ndarray]:
-    """Return the arrays of a stage by name, real numbers as float32 (see
-    docs/_trained_weights.py)."""
+    """Return the arrays in the file of one of STAGES, by name.
+
+    Real numbers are float32; docs/_trained_weights.py wrote them as float16."""
     arrays = {}
     with np.load(str(FOLDER / f"{stage}.npz"), allow_pickle=False) as file:
         for name in file.files:
@@ -219,8 +220,9 @@ class Batch(Labels):
         )
 
     def utterance(self, n: int) -> Batch:
-        """Return a batch of utterance `n` alone, cut to its own T and U: views that require no
-        gradient."""
+        """Return a batch of utterance `n` alone, cut to its own T and U.
+
+        Its tensors are views, and its outputs of encoder and decoder require no gradient."""
         T, U = self.shapes[n]
         only = slice(n, n + 1)
         return Batch(

@@ -46,9 +46,9 @@ ONE = torch.ones((), dtype=torch.float64)
 
 
 def leaf_name(name: str, number: int) -> str:
-    """Return the name of a leaf of the step `number` among steps that are run together.
+    """Return the name of a leaf of step `number` (0 or 1), among one or two that are run together.
 
-    They share the weights, and each has its own outputs of encoder and decoder."""
+    The steps share the weights, but each has its own outputs of encoder and decoder."""
     return f"{name} of the other loss" if number and name in OUTPUTS else name
 
 

@@ -22,14 +22,14 @@ BOLD = ("wrong", "dead")
 
 
 def block(table: Table, format: str) -> str:
-    """Return a table below its title.  format: "markdown" or "table", for the terminal."""
+    """Return a table below its title.  format: "markdown", or "table" for the terminal."""
     if format == "markdown":
         return f"**{escaped(table.title)}**\n\n{markdown(table)}"
     return f"{plain(table.title)}\n{aligned(table)}"
 
 
 def listed(lines: Sequence[str], format: str) -> str:
-    """Return sentences as a list, a line each.  format: "markdown" or "table", for the terminal."""
+    """Return sentences as a list, a line each.  format: "markdown", or "table" for the terminal."""
     return "\n".join(
         f"- {escaped(line)}" if format == "markdown" else plain(line) for line in lines
     )

@@ -75,8 +75,9 @@ def _logits_card(
 
 
 def _saves(approximate: verdict.Pick) -> bool:
-    """Tell whether an approximate loss takes less time or memory than the fastest exact one; True
-    where neither was compared."""
+    """Tell whether an approximate loss takes less time or memory than the fastest exact one.
+
+    True where neither time nor memory could be compared."""
     time = approximate.time_over_exact.ratio if approximate.time_over_exact else None
     ratios = [ratio for ratio in (time, approximate.peak_over_exact) if ratio]
     return not ratios or min(ratios) < 1

@@ -301,16 +301,18 @@ class Quantity(NamedTuple):
 
 def quantities() -> list[Quantity]:
     """Return what is drawn of a sweep: time, memory, and the metrics that are marked for plots."""
-    times = "Median step (loss where no step was timed); whiskers: p20 to p80."
-    peaks = "Highest peak of a step above its baseline, from the memory pass."
+    time_caption = "Median step (loss where no step was timed); whiskers: p20 to p80."
+    memory_caption = "Highest peak of a step above its baseline, from the memory pass."
     result = [
-        Quantity("time", "Step time", "ms", times, lambda row: row.ms),
-        Quantity("memory", "Peak memory", "MB", peaks, lambda row: _single(row.peak_mb)),
+        Quantity("time", "Step time", "ms", time_caption, lambda row: row.ms),
+        Quantity("memory", "Peak memory", "MB", memory_caption, lambda row: _single(row.peak_mb)),
     ]
     for metric in metrics.METRICS.values():
         if metric.is_in("plot"):
             summary = partial(_metric_summary, metric)
-            result.append(Quantity(metric.key, metric.title, metric.unit, "", summary))
+            result.append(
+                Quantity(metric.key, metric.title, metric.unit, caption="", summary=summary)
+            )
     return result
 
 

@@ -114,7 +114,9 @@ def _cell(row: Row, metric: metrics.Metric) -> Cell:
 
 
 def remarks(rows: Rows, format: str) -> list[str]:
-    """Return the paragraphs below a whole table: failures and load, ratios, stages, notes."""
+    """Return the paragraphs below a whole table: failures and load, ratios, stages, notes.
+
+    A paragraph without lines is left out.  format: "markdown", or "table" for the terminal."""
     failed = [f"{row.name}: {row.status}: {row.reason}" for row in rows if row.reason]
     loaded = doubts.beside_load(rows)
     paragraphs = [

@@ -32,6 +32,7 @@ GZIP = b"\x1f\x8b"
 POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data: http://127.0.0.1:* ws://127.0.0.1:*"
 #: The lines of a labelled span up to its "tid", as the profiler indents them:
 #: "ph": "X", "cat": "user_annotation", "name": "forward", "pid": 17, "tid": 17,
+#: Its groups: everything before the tid, the pid, the tid.
 _LABEL = re.compile(
     rb'(?m)^( *"ph": "X", "cat": "user_annotation", .*"pid": (\d+), "tid": )(\d{1,9})(?=,\s*$)'
 )
@@ -40,10 +41,10 @@ _LABEL = re.compile(
 def labelled(content: bytes) -> bytes:
     """Return a trace in JSON with its labelled spans on tracks of their own.
 
-    On the track of their thread Perfetto would drop those that overlap other spans. The new track
-    of thread 17 has the id 1000000017.
+    On the track of its thread, Perfetto would drop a labelled span that overlaps another span. The
+    new track of thread 17 has the id 1000000017.
     """
-    tracks = {(match[2], _own_track(match)) for match in _LABEL.finditer(content)}
+    tracks = {(match[2], _own_track(match)) for match in _LABEL.finditer(content)}  # (pid, tid)
     event = b'{"name": "thread_name", "ph": "M", "ts": 0, "pid": %s, "tid": %s, "args": {"name": "steps and stages"}},'
     names = b"".join(event % track for track in sorted(tracks))
     content = _LABEL.sub(lambda match: match[1] + _own_track(match), content)

@@ -206,11 +206,12 @@ THROTTLED_BY = {
 
 
 def gpu(uuid: str | None) -> dict[str, Any] | None:
-    """Return the present state of a GPU as fields of schema.Gpu, by NVIDIA's driver.
+    """Return the fields of schema.Gpu for the present state of a GPU, as NVIDIA's driver tells it.
 
-    None without nvidia-ml-py or the device.  A field is None if the driver does not tell it.
+    None if nvidia-ml-py is missing or the driver has no such GPU.  A field is None if the driver
+    does not tell it.
 
-    uuid: of the device, as torch has it; None for the only GPU of the machine."""
+    uuid: UUID of the GPU, as torch has it; None for the only GPU of the machine."""
     try:
         import pynvml as nvml
     except ImportError:
@@ -327,7 +328,7 @@ class ForeignLoad:
         self.cpus = cpus
         self.stat = stat or Path(os.environ.get(PROC) or "/proc", "stat")
         self.start = self._look()
-        self.start_before: Look | None = None
+        self.start_before: Look | None = None  # start of the window before this one
 
     def _look(self) -> Look:
         """Return the CPU times of this moment."""

@@ -176,7 +176,7 @@ def children_bytes(process: str = "self") -> int:
 
     0 if the system does not tell who the children are (CONFIG_PROC_CHILDREN).
 
-    process: its number, or "self"."""
+    process: the number of the process, or "self"."""
     size = 0
     for thread in Path(f"/proc/{process}/task").glob("*"):
         with suppress(OSError):  # the thread has ended

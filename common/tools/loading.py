@@ -74,7 +74,11 @@ def on_device(values: Any, device: torch.device) -> Any:
 
 
 def imported(name: str) -> Any:
-    """Import "package.module:attribute" or "file.py:attribute".  Raises UserError."""
+    """Import a module or file, and return the attribute of it that `name` names.
+
+    Raises UserError.
+
+    name: "package.module:attribute" or "file.py:attribute"."""
     source, _, attribute = name.rpartition(":")
     if not source or not attribute:
         raise UserError(f"{name}: give package.module:name or file.py:name")

@@ -69,13 +69,16 @@ def read_sizes(config: str, changes: Sequence[tuple[str, str]], flag: str) -> Si
 
 
 def loss_here(name: str, flag: str) -> Implementation:
-    """Return a loss that runs in this Python, as the model does.
+    """Return the loss `name` if it runs in this Python, which also runs the model.
 
-    Raises UserError for one that does not; the message names a loss of the same kind that does."""
+    Raises UserError if it does not.  The message names a loss that does, of the same kind if there
+    is one.
+
+    flag: the flag that gave the name, for the message"""
     row = find(name)
     if not row.condition and (row.environment == "main" or not interpreters.lacks(row.package)):
         return row
-    # Losses that run under more than one torch.
+    # Losses that run under more than one torch, so under this one too.
     others = (other for other in IMPLEMENTATIONS if OTHER_TORCH in other.controls)
     advice = next((other.name for other in others if other.kind == row.kind), "fused")
     raise UserError(

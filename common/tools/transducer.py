@@ -141,8 +141,9 @@ class Criterion(nn.Module):
     ) -> torch.Tensor:
         """Return the summed loss.
 
-        batch: has what the joiner adds up; prepared: what the adapter made of the labels;
-        unprojected: the outputs of encoder and decoder, which a pruned loss projects to V."""
+        batch: its outputs of encoder and decoder are projected to the joiner's dimension; prepared:
+        what the adapter's `prepare` returned; unprojected: these outputs before that projection,
+        which a pruned loss projects to V."""
         outputs = (batch.encoder_out, batch.decoder_out)
         if isinstance(self.layout, layouts.Pruned):
             simple, arcs = self.rnnt_loss_simple(partial(self._simple, prepared), *unprojected)
@@ -222,7 +223,9 @@ class Transducer(nn.Module):
             criterion.projections["lm"] = linear(sizes.decoder_dim, sizes.vocab_size)
 
     def parts(self) -> dict[str, nn.Module]:
-        """Return the parts other than the encoder by name; "joiner" has the projections to it."""
+        """Return name -> module of each part but the encoder.
+
+        The part "joiner" includes the projections to the joiner's dimension."""
         joiner = nn.ModuleList(
             [self.encoder_proj, self.decoder_proj, self.criterion.joiner.layers.output]
         )

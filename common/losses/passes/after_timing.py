@@ -181,9 +181,9 @@ def judge_losses(
 
 def judge_loss(context, scope: str, inputs: Batch, prepared: Any, loss: float) -> tuple[float, str]:
     """Return the relative error of the loss of a batch, and what is wrong in words, or ""."""
-    # It is never run, and has no leaves, so the oracle makes no gradient.
-    alone = LossStep(lambda: ONE, inputs, prepared, leaves={})
-    return judge_losses(context, inputs.shapes, [loss], rights_of(context, scope, [alone]))
+    # This step is never run. It has no leaves, so the oracle makes no gradient.
+    step = LossStep(lambda: ONE, inputs, prepared, leaves={})
+    return judge_losses(context, inputs.shapes, [loss], rights_of(context, scope, [step]))
 
 
 def judge_gradient(

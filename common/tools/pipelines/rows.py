@@ -333,6 +333,7 @@ def answer(kept: Kept) -> Answer:
     Raises ValueError for records that are wrong."""
     config = schema.typed(kept.header.config, Pipeline)
     examples = ended(config, kept)
+    # Only the costs of the first stage have the duration of the audio.
     seconds = sum(costs[0].seconds or 0 for costs in examples.costs)
     rows = []
     for index, stage in enumerate(config.stages):

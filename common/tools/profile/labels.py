@@ -62,8 +62,8 @@ class Running(NamedTuple):
 class Labels:
     """Open a span for each forward and backward of a labelled module, while the context lasts.
 
-    labels: by the path of a module; where: after an exception, the label in which it was raised, in
-    words."""
+    labels: by the path of a module; where: after an exception, names in words the label in which it
+    was raised, or says that it was raised outside of every label."""
 
     def __init__(self, model: torch.nn.Module, labels: Mapping[str, str], open_span: OpenSpan):
         self._modules = {module: path for path, module in model.named_modules() if path in labels}

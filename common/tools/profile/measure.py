@@ -298,7 +298,7 @@ class Profiling:
     def _explained(self, error: Exception, where: str) -> Exception:
         """Return the exception that tells a user why a step failed with `error`.
 
-        where: the label in which it failed, or that it failed outside of every label."""
+        where: the part of the step that failed, in words (see `labels.Labels.where`)."""
         line = text.first_line(error)
         if memory.is_out_of_memory(error):
             return OutOfMemory(f"out of memory in {where}: take a smaller batch ({line})")

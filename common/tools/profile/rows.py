@@ -278,14 +278,15 @@ def size_of(batches: list[Batch]) -> str:
 
 
 def cost_of_labels(measured: Measured) -> str:
-    """Return how long a step takes without labels, and how much longer with them, in words: medians
-    of the times on the host."""
+    """Return in words how long a step takes without labels, and how much longer with them.
+
+    Both are medians of times on the host."""
     bare_ms = median(measured.bare_ns) / 1e6
     differences = [labelled - bare for labelled, bare in zip(measured.host_ns, measured.bare_ns)]
-    hooks_ms = median(differences) / 1e6
+    labels_ms = median(differences) / 1e6
     cost = "less than steps differ by"
-    if hooks_ms > 0:
-        cost = f"{text.number(hooks_ms)} ms ({text.percent(hooks_ms / bare_ms)})"
+    if labels_ms > 0:
+        cost = f"{text.number(labels_ms)} ms ({text.percent(labels_ms / bare_ms)})"
     return f"step without labels: {text.number(bare_ms)} ms; the labels' own cost: {cost}"
 
 
