@@ -32,8 +32,7 @@ class Row(dict[str, Any]):
 
     @property
     def plain(self) -> dict[str, Any]:
-        """Return the values that are no dicts or lists.  Every row has the same keys, those of the
-        table first."""
+        """Return the values that are no dicts or lists, in the order of the keys."""
         return {key: value for key, value in self.items() if not isinstance(value, (dict, list))}
 
     def _repr_html_(self) -> str:

@@ -877,7 +877,8 @@ def logit_gradients(
         of_blank += tl.where(target == BLANK, of_label, 0.0)
         of_label = tl.where(target == BLANK, 0.0, of_label)
     both = of_blank + of_label
-    every = both  # posteriors of all arcs in the softmax of the symbols, ...
+    # `every` adds up the posteriors of all arcs in the softmax of the symbols, ...
+    every = both
     further = tl.zeros((BM,), dtype=tl.float32)
     high_further, normaliser_further = high, normaliser
     if EXTRA != 0:
@@ -888,7 +889,7 @@ def logit_gradients(
             normaliser_further = tl.load(arcs + (5 + EXTRA) * cells + cell, mask=valid, other=0.0)
         else:
             every += further
-            further = every  # ... and in that of the further columns
+            further = every  # ... and `further` those in the softmax of the further columns
     if NORMALISER == SIGMOID:
         every = of_label
     to = gradients + row * VP

@@ -25,8 +25,9 @@ OWN_PACKAGES = ("fused_transducer", "torch")
 def is_unchanged(baseline: Row, row: Row) -> bool:
     """Tell whether two runs are of the same code of one loss, as far as records tell.
 
-    A package is known by its version. A loss of this repository, or one that it does not know, is
-    the same only at one git revision without uncommitted changes."""
+    A package is the same at the same version. A loss of this repository, or one that is not in its
+    table, is the same only at the same git revision without uncommitted changes. So is a package
+    without a version."""
     if (
         baseline.name != row.name
         or _versions(baseline) != _versions(row)

@@ -221,8 +221,8 @@ def _loss_ratio(row: Row) -> str:
 
 
 def _status_words(row: Row) -> str:
-    """Return the status for tables: "busy" or "imprecise" in place of "ok" where that impairs the
-    numbers. CSV and JSON have the status itself, how the run ended."""
+    """Return the status for tables. It is "busy" or "imprecise" in place of "ok" if other load or
+    rounding makes the numbers doubtful. CSV and JSON have the status itself."""
     if row.status != "ok":
         return row.status
     kinds = doubts.kinds(row)
@@ -533,11 +533,11 @@ def columns(table: str, rows: Sequence[Row]) -> list[Metric]:
 
 
 def differing(rows: Sequence[Row]) -> list[str]:
-    """Return the names of the settings whose known values differ between rows, without those that
-    are columns of CSV anyway."""
+    """Return the keys of the settings with different values in `rows`, without settings that are
+    columns of CSV anyway. A value of None is not known, and is left out."""
     items = (item for row in rows for item in row.configuration.items())
     by_key = text.gathered((key, value) for key, value in items if value is not None)
-    differ = [key for key, known in by_key.items() if any(value != known[0] for value in known)]
+    differ = [key for key, group in by_key.items() if any(value != group[0] for value in group)]
     return [key for key in differ if key not in METRICS or not METRICS[key].is_in("csv")]
 
 

@@ -189,13 +189,13 @@ class Row:
 
     @property
     def loss(self) -> str:
-        """Return its name without a condition: "fast_rnnt" for the row "fast_rnnt@k2"."""
+        """Return the row's name without its condition: "fast_rnnt" for "fast_rnnt@k2"."""
         return self.name.partition("@")[0]
 
     @property
     def is_comparable(self) -> bool:
-        """Tell whether its times can be compared: it ended well, or it is right and was
-        interrupted, so that its complete rounds count."""
+        """Tell whether the row's times can be compared: the run ended well, or was interrupted and
+        the loss is right, so that the complete rounds count."""
         return self.status == "ok" or (self.status == "interrupted" and bool(self.checked.ok))
 
     @property
@@ -361,8 +361,8 @@ class Row:
 
     @property
     def is_measured(self) -> bool:
-        """Tell whether it ended well or has a number. Rows that do not are left out of tables, and
-        named below these."""
+        """Tell whether the run ended well or has a number. Other rows are left out of tables, and
+        named below them."""
         numbers = (
             self.ms,
             self.profile.average_step_time_us,

@@ -161,7 +161,8 @@ def read_settings(arguments: Namespace) -> settings.Values:
 
 def _shape_file_settings(file: Path) -> settings.Values:
     """Return the settings of a shape file: its path, relative to the suite if it lies in there, and
-    the number of symbols of its tokens.  Raises UserError."""
+    the vocabulary size with which its tokens were counted, None if that is not known.  Raises
+    UserError."""
     from rnnt_bench.data import shapes  # imports numpy, which commands that only read do not need
 
     if problem := files.not_a_file(file):
@@ -268,10 +269,12 @@ def _written_script(name: str, target: str, folders: tuple[str, ...]) -> Path:
 
 
 def _folder_and_file(module: str) -> tuple[Path, Path]:
-    """Return the folder to import a module from, and the module's file, without importing it.  The
-    current folder is searched first.  Raises UserError.
+    """Return the folder from which a module can be imported, and the module's file; import nothing.
 
-    A namespace package has no file: its folder is returned instead."""
+    The current folder is searched first.  A namespace package has no file, so its folder is returned
+    instead.  Raises UserError if the module is not found.
+
+    module: its name, such as "package.module"."""
     locations: list[Path] = []
     search = [os.getcwd(), *sys.path]
     for part in module.split("."):
@@ -280,7 +283,7 @@ def _folder_and_file(module: str) -> tuple[Path, Path]:
             raise UserError(
                 f"{module} is not found here, nor by {sys.executable}; install it or give FILE.py:FUNCTION"
             )
-        search = list(spec.submodule_search_locations or ())
+        search = list(spec.submodule_search_locations or ())  # for the next part
         locations.append(Path(spec.origin or search[0]).resolve())
     top = locations[0]
     package = top.parent if top.name == "__init__.py" else top
@@ -326,8 +329,9 @@ def add_choice(parser: ArgumentParser) -> None:
         f"or a loss of your own, by its file (benchmark_flash.py). With :{BY_UTTERANCE} an exact loss gets the logits "
         "of an utterance at a time, under torch.utils.checkpoint. With @ENVIRONMENT a loss runs under the torch of "
         f"another environment: fast_rnnt@k2; with @{FAST_MKL} MKL takes the path that it takes on Intel's processors. "
-        "Default: all but the variants, two by utterance, for each other torch one control of each kind, and where "
-        f"torch multiplies slowly (with --limits) the first losses with @{FAST_MKL}",
+        "Default: all losses, without their variants. These rows are added: two losses by utterance; of each kind one "
+        "loss under each other torch; where torch multiplies slowly (with --limits), the first losses with "
+        f"@{FAST_MKL}",
     )
     add_loss(group)
     lattices = "; ".join(map(": ".join, LATTICES.items()))

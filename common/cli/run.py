@@ -73,11 +73,13 @@ class Script:
         return result
 
     def main(self, options: Namespace) -> int:
-        """Measure the implementation, and the losses beside it; return the exit code."""
+        """Measure the implementation; return the exit code.  Raises UserError.
+
+        A script made from the template also measures the losses that the flags choose."""
         row = self.implementation
         names = [row.name]
         if row.template:
-            # A loss on another lattice is compared with losses on that lattice.
+            # Without --only, a loss on another lattice is compared with losses on that lattice.
             if options.only == standard() and row.kind in implementations.LATTICES:
                 options.topology = options.topology or row.kind
             names += chosen(options)

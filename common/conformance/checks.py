@@ -36,8 +36,9 @@ REPEATS = 5
 def agrees(exam: Examination) -> Outcome:
     """Judge loss and gradient, also in the padding.
 
-    An error passes where the question allows it (`may_refuse`) and does not say what is wrong with
-    one (`refusal`).  It also passes where an utterance has no path."""
+    If the loss raises an error, return PASS in two cases, else raise Refused.  In the first, an
+    error is a right answer to the question (`may_refuse` is true and `refusal` is "").  In the
+    second, an utterance has no path through the lattice, so that the right loss is infinite."""
     try:
         return exam.outcome()
     except Refused as refusal:
@@ -212,7 +213,7 @@ def second_backward(exam: Examination) -> Outcome:
         total = (loss * factor.to(loss)).sum()
         differentiate(total, steps, again=True)
         for leaf in step.leaves.values():
-            leaf.grad = None
+            leaf.grad = None  # so that only the gradient of the second backward is judged
         reached.append(step)
         differentiate(total, steps)
         return [step.answer]

@@ -140,11 +140,13 @@ def _from_figures(flags: argparse.Namespace) -> Generated:
 
 
 def from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Generated:
-    """Read the manifest that the flags of the command `shapes` name, and count frames and tokens.
+    """Read the manifest that the flags of the command `shapes` name, and count its frames and
+    tokens.
 
-    Raises UserError.
+    Trains a SentencePiece model if --bpe-model names none.  Warns of many unknown tokens.  Raises
+    UserError, also if an input would be replaced.
 
-    outputs: files that will be written, so none may be an input."""
+    outputs: the shape files that will be written."""
     model = load_model(flags.bpe_model) if flags.bpe_model else None
     model_file = flags.bpe_model or _trained_model(flags)
     recordings = _recordings(flags)
@@ -183,6 +185,7 @@ def from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Generat
         "counts": dict(sorted(counts.items())),
         "versions": shapes.versions("torch", "lhotse", "sentencepiece"),
     }
+    # The columns of `rows` are T, U and feature frames.
     return Generated(rows[:, :2], rows[:, [2, 1]], provenance, beside)
 
 

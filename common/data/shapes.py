@@ -126,7 +126,8 @@ def save(path: Path, rows: np.ndarray, provenance: Provenance, *beside: tuple[Pa
 def check_output(path: Path) -> None:
     """Raise UserError if a shape file and its provenance cannot be written at `path`.
 
-    That includes a JSON file in the place of the provenance that is not one."""
+    A file at the path of the provenance may be replaced only if it is the provenance of a shape
+    file."""
     beside = provenance_file(path)
     problem = ""
     if path == beside:
@@ -195,9 +196,11 @@ def entry(shape_file: Path, name: str) -> Provenance:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Return the versions of packages by name, "2.11.0" for "2.11.0+cu130".
+    """Import packages and return their versions by name, without the build: "2.11.0" of
+    "2.11.0+cu130".
 
-    Builds of one release for other CUDAs give the same files, and so the same provenance."""
+    Builds of one release for different CUDA versions make the same shape file, so they must make
+    the same provenance too."""
     modules = map(importlib.import_module, packages)
     return {module.__name__: module.__version__.split("+")[0] for module in modules}
 

@@ -256,9 +256,8 @@ def _dims(call: Call) -> int:
 
 
 def _window(call: Call) -> int:
-    """Return how many numbers of the input are in a window; one size may stand for all
-    dimensions."""
-    kernel = call["kernel_size"]
+    """Return how many numbers of the input are in a window."""
+    kernel = call["kernel_size"]  # a size for each dimension, or a single one for all of them
     dims = _dims(call)
     return math.prod(kernel) if len(kernel) == dims else kernel[0] ** dims
 
@@ -333,7 +332,8 @@ _NO_REDUCTION, _MEAN = 0, 1
 
 
 def _reduced(call: Call, count: int) -> int:
-    """Count the sums, and the division of a mean, that reduce `count` numbers."""
+    """Count what reduces `count` numbers to one: the additions, and for a mean one division more.
+    Return 0 if the call does not reduce them."""
     if call["reduction"] == _NO_REDUCTION:
         return 0
     return count if call["reduction"] == _MEAN else max(count - 1, 0)

@@ -67,11 +67,11 @@ RULES: dict[str, Rule] = {}
 
 
 def add(operators: str, rule: Rule, factor: int = 1) -> None:
-    """Add a rule to the table.
+    """Add a rule to the table.  Raises ValueError for an operator that has a rule already.
 
     operators: names, separated by spaces: "mm" of aten, "quantized::linear" of another library,
-    "package.module.Loss" of a custom autograd function; factor: multiplies the int that the rule
-    returns."""
+    "package.module.Loss" of a custom autograd function; factor: multiplies what the rule returns,
+    which must be an int unless the factor is 1."""
 
     def scaled(call: Call) -> int:
         return factor * rule(call)  # type: ignore[misc,return-value]

@@ -63,7 +63,7 @@ class Cells:
         return self.leaves["given"].size(-1)
 
     def logits(self, n: int, begin: int, end: int) -> torch.Tensor:
-        """Return the logits (frames, cells of a frame, V) of frames [begin, end)."""
+        """Return the logits (frames, cells of a frame, V) of frames [begin, end) of utterance n."""
         given = self.leaves["given"].detach()
         return self.layout.cells_of(given, self.batch.shapes, n, begin, end).to(self.dtype)
 
@@ -86,7 +86,8 @@ class Cells:
             yield Frames(n, begin, end, logits, u.clamp(max=U + 1), target)
 
     def u_of(self, n: int, begin: int, end: int) -> torch.Tensor:
-        """Return the u of each cell of these frames, (frames, cells of a frame)."""
+        """Return the u of each cell of frames [begin, end) of utterance n: (frames, cells of a
+        frame)."""
         if self.layout.approximate:
             return self.prepared.ranges[n, begin:end].long()
         U1 = self.batch.shapes[n][1] + 1

@@ -236,9 +236,10 @@ class Sketch:
         self.squares: dict[str, float] = defaultdict(float)
 
     def note(self, name: str, values: torch.Tensor | None, *part: int) -> None:
-        """Add a part of the gradient of a leaf.
+        """Add a part of the gradient of a leaf to its sums.
 
-        part: the numbers that name it, utterance and first frame; none for the whole leaf."""
+        name: of the leaf; values: the gradient, None if there is none, which counts as 0; part: the
+        utterance and the first frame of the part, no numbers for the whole leaf."""
         sums = self.sums.setdefault(name, torch.zeros(self.COUNT, dtype=torch.float64))
         if values is not None:
             rows = values.detach().double().reshape(-1, values.size(-1))

@@ -27,7 +27,8 @@ from rnnt_bench.losses.judge import ONE, Answer, Factors, Judged, Run, ask, fail
 from rnnt_bench.losses.rounding import Allowed
 from rnnt_bench.losses.step import LossStep, NotOfEach, leaves_of, prepare, run_together
 
-#: Number of first frames of a batch whose logits say by how much the weights are scaled.
+#: How many first frames of a batch's first utterance have the logits that say by how much the
+#: weights are scaled.
 FEW_FRAMES = 8
 #: Cells above which a loss that loops over them in Python would take minutes.
 MOST_LOOPED = 50_000
@@ -44,8 +45,8 @@ def scale_weights(question: Question, model: Joiner, batch: Batch) -> None:
     """Scale the output layer in place, as an optimizer changes it, if the question says how large
     the logits are.
 
-    The largest logit of the batch's first frames gets the magnitude `question.largest`; then
-    `question.offset` is added to all logits."""
+    Of the first frames of the batch's first utterance, the largest logit gets the magnitude
+    `question.largest`.  Then `question.offset` is added to all logits."""
     if question.largest is None:
         return
     few = batch.utterance(0)

@@ -55,7 +55,10 @@ class LossStep:
         return self.leaves["given"]
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        """Return the tensors that the loss reads and must leave as they are, by name."""
+        """Return the tensors that the loss reads and must leave as they are, by name.
+
+        In scope "loss" the leaf "given" is "logits" here.  It is missing if the loss may overwrite
+        it."""
         result = {
             name: value
             for name, value in vars(self.prepared).items()
@@ -220,9 +223,9 @@ Tensors = Mapping[str, torch.Tensor | None]
 
 
 def fingerprint(tensor: torch.Tensor | None) -> bytes:
-    """Return a digest of the bits of `tensor`, the same in every process on a device of its type.
+    """Return a digest of the bits of `tensor`; for None that of a tensor without elements.
 
-    None has the digest of a tensor without elements."""
+    Equal bits have the same digest in all processes, but another digest on CUDA than on the CPU."""
     digest = hashlib.blake2b(digest_size=16)
     if tensor is not None:
         for chunk in tensor.detach().reshape(-1).split(CHUNK):

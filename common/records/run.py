@@ -156,17 +156,20 @@ def claim_folder(log_dir: Path, base: str) -> Claim:
 
 
 def new_run(log_dir: Path, base: str, file_name: str, head: Mapping[str, Any]) -> Run:
-    """Start a run, and return it.  Raises UserError where it cannot be written; nothing is left
-    then.
+    """Start a run in a new folder: write the first line of its file, and return the run.
+
+    Raises UserError if the folder cannot be made.  Raises UserError too if the line cannot be
+    written; the folder is removed then.
 
     Args:
-        log_dir: the log directory
-        base: the name of its folder there, where that is free
+        log_dir: the log directory, in which the folder is made
+        base: the name of the folder; if that is taken, it becomes base.2, base.3, ...
         file_name: schema.FILE_NAME or schema.TOOL_FILE_NAME
-        head: the first line of the file
+        head: the first line of the file, without its schema
     """
     claim = claim_folder(log_dir, base)
-    first = {**head, "schema": schema.SCHEMA}  # fields that have their default are written, too
+    # A dict is written whole, a record of a type only without the fields that have their defaults.
+    first = {**head, "schema": schema.SCHEMA}
     run = Run(claim.path.with_name(file_name), [schema.typed(first)], claim)
     try:
         store.append(run.path, [first])
@@ -256,12 +259,13 @@ class Changed(Exception):
 
 
 def facts(name: str, lines: Iterable[schema.Line]) -> dict[str, object]:
-    """Return what must be equal in all jobs of a run that ran in one Python, as {what it is, in
-    words: its value}: {"torch": "2.11.0", "threads of k2": 2}.
+    """Return the facts of a job that all jobs of its run in the same Python must share.
+
+    They are {description: value}, such as {"torch": "2.11.0", "threads of k2": 2}.
 
     Args:
         name: the implementation or task
-        lines: the records of one of its jobs
+        lines: the records of one job of `name`
     """
     result: dict[str, object] = {}
     for line in lines:
@@ -270,7 +274,7 @@ def facts(name: str, lines: Iterable[schema.Line]) -> dict[str, object]:
                 torch=line.torch, Python=line.python, CUDA=line.cuda, device=line.device_name
             )
             result["GPU"] = line.gpu.uuid if line.gpu else None
-            # The tasks of a tool may differ in these on purpose.
+            # The tasks of a tool may differ in these on purpose, so each gets keys of its own.
             result[f"threads of {name}"] = line.threads
             result[f"the version of {name}"] = line.implementation_version
             result[f"the digest of {line.shape_file}"] = line.shape_file_sha256

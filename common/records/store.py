@@ -181,10 +181,10 @@ def warn_of_hidden(path: Path, hidden: Iterable[Path]) -> None:
 
 
 def warn_of_clock(folder: Path, started: str) -> None:
-    """Warn of a run that began in the future, by its clock: it hides later runs that measure the
-    same, since the newest is shown and resumed.
+    """Warn of a run if its recorded start lies in the future.  Such a run counts as the newest, so it
+    is shown and resumed in place of later runs that measure the same.
 
-    folder: of the run; started: when it began, ISO 8601 in UTC."""
+    folder: that of the run; started: the recorded start, ISO 8601 in UTC."""
     if started > datetime.now(timezone.utc).isoformat():
         warn(
             f"{folder} began at {started}, when the clock was ahead: later runs are not shown until then (--all-runs)"

@@ -143,8 +143,10 @@ def _choices_of(kind: type[Struct], key: str) -> list[str]:
 
 
 def check_list(values: Sequence[float], name: str) -> None:
-    """Raise ValueError for a value that is given twice.  Within a Struct's __post_init__ it becomes
-    a UserError of `converted`."""
+    """Raise ValueError for a value that is given twice.  If a Struct's __post_init__ calls this,
+    `converted` makes a UserError of it.
+
+    name: of the key, with which the message begins."""
     for index, value in enumerate(values):
         if value in values[:index]:
             raise ValueError(f"{name}: {shown(value)} is given twice")

@@ -216,7 +216,8 @@ def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> parts.S
         ]
 
     def rows(paths: Sequence[Path]) -> list[parts.Values]:
-        """Return the rows of all answers; of one that has only failures a row with these."""
+        """Return the rows of all answers.  An answer with failures, but without rows, gets one row
+        that has all its failures as the reason."""
         result = []
         for shown in answers(paths, tool, answer):
             lines = shown.rows

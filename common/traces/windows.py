@@ -91,13 +91,13 @@ def read_windows(files: list[Path]) -> list[Window]:
 
 
 def profiled(windows: list[Window], to_the_end: bool = False) -> Profiled:
-    """Return the numbers of one worker from its windows, sorted by time.
+    """Return the numbers of one worker.
 
-    to_the_end: the profiled loop is known to have ended as planned, so that no step counts as cut
-      off."""
+    windows: those of the worker, the earliest first; to_the_end: whether the profiled loop is known
+      to have ended as planned, so that no step counts as cut off."""
     result = Profiled()
     totals_us: dict[str, float] = {}  # by label
-    before: reader.Trace | None = None
+    before: reader.Trace | None = None  # the latest readable window so far
     for number, (path, trace) in enumerate(windows, start=1):
         if isinstance(trace, reader.TraceError):
             result.windows.append(WindowNumbers(path.name, flags=[str(trace)]))

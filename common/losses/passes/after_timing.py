@@ -80,7 +80,9 @@ class Taken:
 
 
 def sketch_of(context, scope: str, steps: Sequence[LossStep], factors: Factors = (ONE,)) -> Sketch:
-    """Return the sketch of the gradients that the loss computed."""
+    """Return the sketch of the gradients that the loss computed, with the seed of `seed_of`.
+
+    steps: those that were run together, with `factors`."""
     right = Right(context.adapter, context.model, scope, steps, factors)
     return right.sketch_of_loss(seed_of(context))
 

@@ -217,7 +217,8 @@ def check_at_size(
     Args:
         places: how many units in the last place a sum as large as the loss may lose, see
           `rounding.allowed`.
-        right_in_float64_only: whether the loss is right on small batches in float64 alone.
+        right_in_float64_only: whether the loss is right on small batches only in float64, and
+          imprecise in float32.
         batch_name: what the words call the batch.
     """
     adapter, dtype = context.adapter, context.settings.dtype
@@ -333,15 +334,17 @@ def check_long(context, measured: AtSize, imprecise: bool) -> str:
     """Judge a made-up batch as long as the longest utterance of the file, if that is longer than
     the measured batch; return what is wrong in words, "" if nothing is.
 
-    A loss that loops in Python, and a row of the same code as another, are not judged.
+    A loss that loops in Python is not judged, nor a row with the same code as another row: the
+    answer is "" then.
 
     Args:
         context: a subject.Context.
-        measured: the errors on the measured batch.
-        imprecise: whether the loss is right on small batches in float64 alone.
+        measured: the sizes and errors of the measured batch.
+        imprecise: whether the loss is right on small batches only in float64, and imprecise in
+          float32.
     """
     T = int(context.all_batches.longest().max())
-    # With more than 2 x LONG_U frames each utterance below has more frames than targets.
+    # If T is above 2 x LONG_U, each utterance of `shapes` has more frames than targets.
     is_longer = T > max(measured.T_max, 2 * LONG_U)
     if not is_longer or context.loops_in_python or context.same_as:
         return ""

@@ -441,7 +441,7 @@ def answer(kept: Kept) -> Answer:
 
 
 def _table_of_cells(rows: Sequence[Row]) -> show.Table:
-    """Return a table of NUMBERS, with a row for each cell of the grid."""
+    """Return a table with a row for each cell of the grid, and the metrics NUMBERS as columns."""
     table = [
         {
             "audio": show.Cell(f"{row.position.seconds:g}s", row.position.seconds),

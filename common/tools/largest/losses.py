@@ -138,10 +138,10 @@ def _values(config: Losses, state: Outcome) -> Values:
 
 
 def _cells(config: Losses, state: Outcome, kept: Kept) -> dict[str, Cell]:
-    """Return the row of a loss in the table."""
+    """Return the row of a loss in the table, as {heading: cell}."""
     within = heaviest = "-"
     if state.tries:
-        step = state.tries[0]  # the first is the heaviest
+        step = state.tries[0]  # that of the heaviest batch
         within = amount(step.limit_bytes)
         heaviest = f"{step.N} x {step.T} x {step.U + 1}"
     limited_by = state.limited_by or "-"
