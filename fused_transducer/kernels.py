@@ -140,11 +140,11 @@ def _two_to(exponent):
 
 @triton.jit
 def _power(x):
-    """Return exp(x) of float32 x as (mantissa float64 near 1, exponent int64), which cannot
-    underflow.
+    """Return exp(x) of float32 x as (mantissa float64 near 1, exponent int64): exp(x) is
+    mantissa * 2**exponent, and this pair cannot underflow.
 
-    The mantissa is 1 plus a float32, which keeps the digits of a small x. Any x below -1e8 counts
-    as -1e8; -inf gives (0, IMPOSSIBLE).
+    The mantissa is 1 plus a float32, so that the digits of a small x are kept. Any x below -1e8
+    counts as -1e8, but -inf gives (0, IMPOSSIBLE).
     """
     zero = x == -float("inf")
     x = tl.where(zero, 0.0, tl.where(x < -1e8, -1e8, x))

@@ -66,8 +66,13 @@ def _trained_copy(wrapper: Any) -> nn.Module:
 
 
 def _with_low_rank(layer: Any) -> Tuple[Tensor, Optional[Tensor]]:
-    """Return (weight, bias) of PEFT's lora.Linear with the terms of its active adapters, which are
-    added in at least 32 bits."""
+    """Return (weight, bias) of PEFT's lora.Linear with the terms of its active adapters.
+
+    If a term was added, both are in at least 32 bits. Like PEFT's own forward, this unmerges a
+    layer whose adapters are disabled, in place.
+
+    Raises ValueError for an adapter with dropout now, or whose term is no product of two matrices.
+    """
     weight, bias = of_linear(layer.base_layer)
     if layer.disable_adapters and layer.merged:
         layer.unmerge()

@@ -224,8 +224,11 @@ def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tens
 
 
 def _columns(call: Call, target: Tensor) -> Tensor:
-    """Return the column (cells, parts) of the logits that belongs to each part: of the blank, of
-    the target (cells,), and the further columns."""
+    """Return for each part of a cell the column of the logits that belongs to it, (cells, parts):
+    those of the blank, of the target, and of the outputs behind the symbols.
+
+    target: (cells,), the next target of each cell
+    """
     further = torch.arange(call.symbols, call.V, device=target.device).expand(len(target), -1)
     blank = torch.full_like(target, call.blank)
     return torch.cat([blank.unsqueeze(1), target.unsqueeze(1), further], 1)

@@ -282,13 +282,14 @@ def patch(model: nn.Module, logits: Optional[bool] = None, **options: Any) -> nn
 
 
 def unpatch(model: nn.Module) -> nn.Module:
-    """Give a patched model its own loss again, and return the model; do nothing to another one."""
+    """Give a patched model its own loss again, and return the model. A model that is not patched
+    stays as it is. Raises ValueError for a model of another kind."""
     inner = _transducer_of(model)
     before = inner.__dict__.pop(PATCHED, None)
     if before is None:
         return model
-    # Where it is another function, something was wrapped around it later, such as autocast: that
-    # stays, and calls the class's own forward.
+    # If forward is another function than `patch` set, a wrapper such as autocast was put around it
+    # later. The wrapper stays, and calls the class's own forward from now on.
     if getattr(inner.forward, "__func__", None) is before["forward"]:
         del inner.forward
     del inner.accepts_loss_kwargs
@@ -396,8 +397,8 @@ def wenet(
     joint: nn.Module, encoder_out: Tensor, predictor_out: Tensor, targets: Tensor, T_lengths: Tensor,
     U_lengths: Tensor, **options: Any,
 ) -> Inputs:  # fmt: skip
-    """Return the loss of WeNet's TransducerJoint: its layers enc_ffn and pred_ffn, perhaps post_ffn
-    of their sum, and ffn_out.
+    """Return the loss of WeNet's TransducerJoint. Its layers are enc_ffn and pred_ffn, then
+    post_ffn of their sum if it has this layer, and ffn_out.
 
     encoder_out (N, T, encoder_dim), predictor_out (N, U+1, predictor_dim).
     """
@@ -407,7 +408,8 @@ def wenet(
         )
     if joint.enc_ffn is not None:
         encoder_out, predictor_out = joint.enc_ffn(encoder_out), joint.pred_ffn(predictor_out)
-    if joint.post_ffn is not None:  # it is applied to both parts of a sum: its bias, to one of them
+    # post_ffn of a sum is the sum of post_ffn of both parts, but with its bias once.
+    if joint.post_ffn is not None:
         weight, bias = of_linear(joint.post_ffn)
         encoder_out = nn.functional.linear(encoder_out, weight, bias)
         predictor_out = nn.functional.linear(predictor_out, weight)

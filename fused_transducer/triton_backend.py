@@ -297,7 +297,8 @@ class _Launch:
         size: bytes of a number
         BM: cells of a block
 
-        A small batch has one tile. Its size is a power of two, since kernels are compiled for it.
+        A batch of few cells has one tile. The size of this tile is a power of two, since kernels
+        are compiled for each size.
         """
         fitting = TILE_BYTES // self.bytes_of_cell(size) // BM * BM
         wanted = max(WAVES * BM * self.multiprocessors, FEWEST_CELLS)
@@ -340,6 +341,7 @@ def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tens
 
 
 def _forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
+    """Do what `forward` does, on the current device. Raises ValueError for too many states."""
     if call.U1 > LONGEST:
         raise ValueError(
             f"decoder_out has {call.U1} states; the Triton kernels take {LONGEST}: use backend='torch'"
@@ -349,7 +351,7 @@ def _forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
     arcs = arcs.zero_() if arcs.numel() else arcs.new_zeros(rows(call), launch.cells)
     blocks = _blocks("logits", call.weight.dtype, launch)
     blocks_each = _ceil(call.T * launch.states, blocks.BM)  # blocks of an utterance
-    # The activations may take all bytes of a tile of backward.
+    # The activations may take as many bytes as a tile of backward does in all.
     size = call.weight.element_size()
     tile_bytes = launch.rows(size, blocks.BM) * launch.bytes_of_cell(size)
     rows_at_once = call.tile_cells or tile_bytes // (size * launch.HP)

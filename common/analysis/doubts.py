@@ -225,8 +225,8 @@ def beside_load(rows: Sequence[Row]) -> str:
 
 
 def about_ratio(evidence: Evidence) -> list[Doubt]:
-    """Return why a difference of two rows cannot be believed, whatever its interval is; messages
-    print the first doubt alone."""
+    """Return the reasons not to believe the difference of two rows, however narrow its interval is.
+    Messages print only the first of these doubts."""
     ratio = evidence.ratio
     result = []
     if evidence.beside_load:
@@ -238,7 +238,8 @@ def about_ratio(evidence: Evidence) -> list[Doubt]:
         advice = f"take at least {settings.FEWEST_ROUNDS}, better --rounds 10"
         words = f"{rounds} on a side cannot tell a change from chance: {advice}"
         result.append(Doubt("few rounds", words, withholds=True))
-    # Whatever disturbed a round met both sides of a pair, or it makes the interval wider.
+    # The doubts below are not about paired rounds: what disturbs these either slows both sides
+    # alike or widens the interval.
     if evidence.paired:
         return result
     if is_busy(evidence):

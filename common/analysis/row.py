@@ -350,13 +350,15 @@ class Row:
 
     @property
     def gap(self) -> float | None:
-        """Return the relative difference of an approximate loss to the exact one; else None."""
+        """Return the size of the relative difference of an approximate loss to the exact one; None
+        for other losses, or if it is not known."""
         gap = self.checked.approximation_gap
         return None if gap is None else abs(gap)
 
     @property
     def imprecise(self) -> float | None:
-        """Return the largest error at the measured size that only rounding explains; else None."""
+        """Return the largest error at the measured size that only rounding explains; None if there
+        is no such error, or if nothing was judged at this size."""
         return self.checked.at_size.imprecise if self.checked.at_size else None
 
     @property

@@ -254,17 +254,19 @@ def own_loss(text: str) -> str:
 
 
 def _written_script(name: str, target: str, folders: tuple[str, ...]) -> Path:
-    """Write the script that measures a function, beside what is compiled; return its path.
+    """Write the script that measures a function, in a folder of files.BUILD; return its path.
+    Raises UserError if it cannot be written.
 
-    name: of its row; target: FILE.py:FUNCTION or MODULE:FUNCTION; folders: where to import the
-    module from."""
+    name: the name of the function's row; target: FILE.py:FUNCTION or MODULE:FUNCTION; folders:
+    where to import the module from."""
     script = files.BUILD / "losses" / f"loss_of_{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.py"
     content = (
         f'"""Made by --loss {target}."""\nfrom rnnt_bench.losses.adapter import OfFunction\n\nclass Own(OfFunction):\n'
         f"    name = {name!r}\n    target = {target!r}\n    folders = {folders!r}\n\n\nADAPTER = Own\n"
     )
-    files.make_folder(script.parent, "make it writable")
-    files.write_whole("make it writable", (script, content))
+    advice = "make it writable"
+    files.make_folder(script.parent, advice)
+    files.write_whole(advice, (script, content))
     return script
 
 

@@ -141,7 +141,7 @@ def _reductions(exam: Examination, reduction: str) -> dict[str, torch.Tensor]:
     """Return what packages compute under the name of a reduction: the weights of the utterances,
     (N,) float64, by description.
 
-    Any "mean" is right.  Of "none" and "sum" one is right, whose description is ""."""
+    Any "mean" is right.  For "none" and "sum" only the one with the description "" is right."""
     shapes = torch.tensor(exam.question.shapes, dtype=torch.float64)  # (N, 2)
     T, U = shapes.unbind(1)
     same = torch.ones_like(T)
@@ -158,10 +158,11 @@ def _reductions(exam: Examination, reduction: str) -> dict[str, torch.Tensor]:
 
 
 def package_reduction(exam: Examination) -> Outcome:
-    """Judge the package's own reduction "none", "mean" or "sum".
+    """Judge the package's own reduction that the question's name ends with: none, mean or sum.
 
-    Any known mean is right if the gradient is of the same one, and the message says which.  The
-    message of a wrong answer compares it with the known reduction whose loss is nearest.
+    A mean is right if value and gradient are both those of one of the known means; the message says
+    of which.  The message of a wrong answer compares it with the known reduction whose loss is
+    nearest.  Raises NotAsked if the package has no such reduction.
     """
     reduction = exam.question.name.partition("-")[2]
     available = exam.adapter.reductions
@@ -174,7 +175,7 @@ def package_reduction(exam: Examination) -> Outcome:
         is_right = reduction == "mean" or not description
         if is_right and outcome.result == PASS:
             return changed(outcome, message=description)
-        message = outcome.message or "value and gradient are another's"
+        message = outcome.message or "value and gradient are right"
         if description:
             message += f", compared with the {description}"
         wrong.append(changed(outcome, result=DIFFERS, message=message))

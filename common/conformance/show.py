@@ -144,8 +144,8 @@ def outcome_of(row: Row, case: Question) -> Outcome:
 
 
 def leaves_nan(outcome: Outcome) -> bool:
-    """Return whether the outcome passes although the gradient is NaN, which must not reach an
-    optimizer."""
+    """Return whether the outcome passes although the gradient is NaN: users must keep this gradient
+    from their optimizer."""
     return outcome.result == PASS and outcome.message.endswith(NAN_GRADIENT)
 
 
@@ -155,8 +155,8 @@ def called(name: str, row: Row) -> str:
 
 
 def short(name: str) -> str:
-    """Return the head of a column: of "optimized_transducer" "ot", of "optimized_transducer:modified"
-    "ot:m"."""
+    """Return the head of a loss's column: "ot" for "optimized_transducer", "ot:m" for
+    "optimized_transducer:modified"."""
     base, _, variant = name.partition(":")
     head = SHORT.get(base, base)
     if not variant:
@@ -459,8 +459,8 @@ def corners(matrix: Matrix) -> dict[str, Corners]:
 
 
 def read_corners(folder: Path) -> dict[str, Corners]:
-    """Return the corners in the file of a folder, by name of the loss; {} if it has no such file.
-    Raises UserError."""
+    """Return the corners in the file CORNERS of a folder, by name of the loss; {} if there is no
+    such file.  Raises UserError if it cannot be read."""
     path = folder / CORNERS
     if not path.exists():
         return {}

@@ -87,14 +87,15 @@ def _problem(
     """Return why a path is not what it should be, or cannot be read; "" if all is well.
 
     Args:
-        noun: what it should be, for the message.
-        is_wanted: whether a mode of os.stat is of such a path.
+        noun: what the path should be, for the message.
+        is_wanted: takes the mode of os.stat, and tells whether the path is what it should be.
         access: the permissions that are needed, as os.access takes them."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return "a link that leads nowhere" if os.path.islink(path) else f"no such {noun}"
-    # The path is too long, a loop of links, in a closed folder (OSError), or has a zero byte.
+    # OSError: the path is too long, a loop of links, or in a closed folder.  ValueError: it has a
+    # zero byte.
     except (OSError, ValueError) as error:
         return str(getattr(error, "strerror", None) or error)
     if not is_wanted(mode):

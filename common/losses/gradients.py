@@ -248,8 +248,9 @@ class Sketch:
             self.squares[name] += float(rows.square().sum())
 
     def note_leaf(self, name: str, computed: torch.Tensor | None, right: torch.Tensor) -> None:
-        """Note the right gradient of a whole leaf; `computed` is there as in Errors.note_leaf, and
-        ignored."""
+        """Note the right gradient of a whole leaf.
+
+        `computed` is ignored: it is there since Errors.note_leaf takes it."""
         self.note(name, right)
 
     def note_cells(self, part: Part) -> None:

@@ -234,18 +234,18 @@ class Answer:
 
     @property
     def loss_error(self) -> float:
-        """Return the largest error of a loss, over the largest right one."""
+        """Return the largest error of a loss, divided by the largest magnitude of a right loss."""
         return relative_error(self.losses, self.rights)
 
     @property
     def grad_error(self) -> float:
-        """Return the largest error of a gradient, of all leaves (`Leaf.error`)."""
+        """Return the largest error of a gradient (`Leaf.error`) among all leaves."""
         return max(leaf.error for leaf in self.errors.leaves.values())
 
     @property
     def slope_error(self) -> float:
-        """Return how far from 1 the factor is that best fits a gradient to the right one: the most
-        of all leaves (`Leaf.factor`), infinite for NaN."""
+        """Return the largest distance from 1, among all leaves, of the factor that best fits a
+        gradient to the right one (`Leaf.factor`); infinite for a factor that is not finite."""
         errors = [abs(leaf.factor - 1) for leaf in self.errors.leaves.values()]
         return max(error if math.isfinite(error) else math.inf for error in errors)
 

@@ -304,13 +304,14 @@ REGULAR = TOPOLOGIES["regular"]
 def of(
     name: str, durations: str | None = None, sigma: float | None = None, window: int = 25
 ) -> Topology:
-    """Return the topology of a name, with the parameters of a run in place of its own.
+    """Return the topology of this name in TOPOLOGIES, with the parameters of a run.
 
     A parameter that the topology does not have is ignored.
 
     Args:
-        durations: as the flag has them ("0,1,2"); None: those of TOPOLOGIES.
-        sigma: None: that of TOPOLOGIES.
+        durations: as the flag --durations takes them ("0,1,2"); None for those of TOPOLOGIES.
+        sigma: None for that of TOPOLOGIES.
+        window: number of frames at which a target may be emitted.
     """
     topology = TOPOLOGIES[name]
     if topology.window:

@@ -68,7 +68,7 @@ def of_losses(answer: Answer, fitting: Mapping[str, float]) -> str:
 def of_values(loss: float, right: float, shapes: Shapes, fitting: Mapping[str, float] = {}) -> str:
     """Return a loss, the right one, and a guess at the cause.
 
-    fitting: the loss with each usual mistake, by what the mistake is."""
+    fitting: what the loss would be with each usual mistake, by the mistake in words."""
     cause = guess(loss, right, shapes)
     for mistake, value in fitting.items():
         if math.isclose(loss, value, rel_tol=NEAR):

@@ -223,8 +223,8 @@ class Environment:
         return FOLDER / f"{self.name}.{suffix}"
 
     def stamp(self) -> dict[str, str]:
-        """Return the hash of the lock file ("lock") and the minor version of Python ("python") of
-        which the environment was made.
+        """Return what the environment was made from: the hash of its lock file ("lock") and the
+        minor version of Python ("python").
 
         {} for an environment that is not there or not complete."""
         try:

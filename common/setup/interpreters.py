@@ -60,9 +60,9 @@ def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool)
 def choose_all(
     names: Sequence[str], in_place: bool, prefer_here: Sequence[str] = ()
 ) -> dict[str, Choice]:
-    """Return {name: the Python that runs this implementation}.
+    """Return {name: the Python that runs this implementation}, see `choose`.
 
-    prefer_here: the names for which the running Python comes first; see `choose`."""
+    prefer_here: the names of the implementations for which `choose` gets prefer_here=True."""
     return {
         name: choose(find(name), in_place=in_place, prefer_here=name in prefer_here)
         for name in names

@@ -217,7 +217,9 @@ def _rendered(section: parts.Section, base: Path) -> Rendered:
 
 
 def _drawn(section: parts.Section, base: Path) -> Rendered:
-    """Render a section, with the numbers of its plots rounded; raise what fails there."""
+    """Render a section, with the numbers of its plots rounded.  Raises any error of rendering.
+
+    base: folder of the page, to which its links are relative"""
     html = render("show/templates/section.html.jinja", base, section=section)
     figures = {
         f"{plot.key}-{section.id}": {"data": plot.data, "layout": plot.layout}

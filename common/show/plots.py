@@ -180,8 +180,8 @@ class Position(NamedTuple):
 
     @property
     def is_ranked(self) -> bool:
-        """Tell whether the row trains the model of the exact losses, under the torch of most
-        rows."""
+        """Tell whether the row is compared with exact losses: its loss trains the same model as
+        they do, and it ran under the torch of most rows."""
         return self.row.trains_exact_model and not self.row.other_torch
 
 

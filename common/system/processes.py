@@ -60,9 +60,10 @@ _LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
 
 def die_with_parent(parent: int) -> None:
-    """Let Linux kill this process, which is a fork, when its parent ends.
+    """Have Linux kill this process, which is a fork, when its parent ends.
 
-    Holds for a program that it runs, too.  If the parent has ended already, exits now.
+    Linux does so too after this process becomes another program (exec).  If the parent has ended
+    already, this process exits now.
 
     parent: process id of the parent."""
     if _LIBRARY is not None:

@@ -119,11 +119,12 @@ class OfScope:
     def sample(self, batch: int, repeat: int, warmup: bool) -> Sample:
         """Take a sample, as a sampling.Sampler; return its record.
 
-        Unless it is a warm-up, note what is judged of it, and the memory in use before it."""
+        Unless it is a warm-up, note what is judged of it and, after `settled` samples, how much
+        memory was in use before it."""
         self.latest = None
         if not warmup:
             if self.count == self.settled:
-                gc.collect()
+                gc.collect()  # so that garbage of the first samples is in no level
             if self.count >= self.settled:
                 self.levels.append(in_use(self.context.device))
             self.count += 1

@@ -223,7 +223,9 @@ def _called(
     positional: Sequence[Any],
     named: Mapping[str, torch.Tensor],
 ) -> Any:
-    """Return what a method of the model, or of a module in it ("encoder.embed"), returns."""
+    """Call a method of the model, or of a module in it ("encoder.embed"); return its result.
+
+    Raises UserError if there is no such method, and whatever the method raises."""
     if method == "forward":
         return model(*positional, **named)
     owner: Any = None
@@ -233,7 +235,7 @@ def _called(
         function = getattr(owner, name, None)
     if not callable(function):
         raise errors.UserError(f"--method {method}: {type(model).__name__} has no such method")
-    # Hooks see the calls of `forward` alone.
+    # The counter's hooks see only calls of `forward`, so it is told of a call of another method.
     is_module = isinstance(owner, torch.nn.Module)
     with counter.modules.call(owner) if is_module else nullcontext():
         return function(*positional, **named)

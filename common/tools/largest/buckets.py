@@ -141,8 +141,9 @@ def _cut(utterances: Any, column: int, parts: int) -> list[Any]:
 
     rows = utterances[np.argsort(utterances[:, column], kind="stable")]
     running_frames = np.cumsum(rows[:, 0].astype(np.int64))
-    shares = running_frames[-1] * np.arange(1, parts) / parts
-    last_rows = np.searchsorted(running_frames, shares)  # of every part but the last
+    # The running frames at the end of every part but the last, and the row that reaches them.
+    ends = running_frames[-1] * np.arange(1, parts) / parts
+    last_rows = np.searchsorted(running_frames, ends)
     edges = np.searchsorted(rows[:, column], rows[last_rows, column], side="right")
     return [part for part in np.split(rows, np.unique(edges)) if len(part)]
 
@@ -396,8 +397,8 @@ def _max_duration(rows: Sequence[Row], seconds: float) -> str:
 def _forms(rows: Sequence[Row]) -> dict[str, str]:
     """Return the lines to paste, by format: Python for "lhotse", YAML for "nemo".
 
-    lhotse's constraint takes one size for each duration.  Of buckets of one duration, which are cut
-    by tokens, it gets the smallest size.
+    lhotse's constraint takes one batch size for each duration.  Where several buckets have the same
+    duration, since they are cut by tokens, it gets the smallest of their sizes.
 
     rows: those of one loss, one for each bucket, all with an N"""
     sizes = text.gathered((row.seconds, row.N or 0) for row in rows)
