@@ -106,8 +106,8 @@ class Call:
 
     @property
     def drop_below(self) -> int:
-        """Return the number below which the 32-bit hash of an activation means that it is dropped;
-        0 without dropout."""
+        """Return a bound: an activation is dropped if its 32-bit hash is below it; 0 without
+        dropout."""
         return 0 if self.seed is None else min(round(self.dropout * 2**32), 2**32 - 1)
 
     #: The factor of the activations that dropout keeps.
@@ -352,13 +352,14 @@ def check_options(
 ) -> None:  # fmt: skip
     """Raise ValueError for an option of a wrong type or out of its range.
 
-    V: the number of all outputs, those of durations included. The others: as of `transducer_loss`.
+    V: the number of all outputs, those of durations included. The others are options of
+    `transducer_loss`.
     """
     check_topology(topology, durations, sigma, label_smoothing)
     symbols = V - len(durations)
     if symbols < 1:
         raise ValueError(
-            f"durations: {len(durations)} take all of the {V} outputs; the first are of the symbols, the last of these"
+            f"durations: {len(durations)} of them take all {V} outputs, and leave none to the symbols"
         )
     for name, value, allowed in (
         ("activation", activation, ACTIVATIONS),

@@ -151,11 +151,11 @@ def refusal(path: Path) -> str:
 
 def _in_cache() -> Path:
     """Return the path of the library in the cache. If it is not there, one process compiles it and
-    others wait. Raises BuildError; OSError if there is no safe cache."""
+    others wait. Raises BuildError if the compilation fails, OSError if there is no safe cache."""
     folder = cache_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not os.environ.get("FUSED_TRANSDUCER_CACHE"):  # a chosen folder may have other files too
-        with suppress(PermissionError):  # the folder may be root's, who has put the library there
+    if not os.environ.get("FUSED_TRANSDUCER_CACHE"):  # a folder of the user's choice keeps its mode
+        with suppress(PermissionError):  # root may own the folder, with the library in it
             folder.chmod(0o700)
     if refusal(folder):
         raise PermissionError(refusal(folder))

@@ -48,8 +48,9 @@ def of_linear(output: nn.Module) -> Tuple[Tensor, Optional[Tensor]]:
 
 
 def is_folded(output: nn.Module, weight: Tensor) -> bool:
-    """Return whether `weight`, which `of_linear` returned, has low-rank terms added to it. It must
-    not be rounded to 16 bits, which would lose these terms, since they are small."""
+    """Return whether `weight`, which `of_linear` returned for `output`, includes low-rank terms.
+
+    These terms are small, so rounding such a weight to 16 bits would lose them."""
     return hasattr(output, "lora_A") and weight is not output.base_layer.weight
 
 

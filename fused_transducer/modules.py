@@ -61,26 +61,26 @@ class TransducerLoss(nn.Module):
                 f"TransducerLoss has no option {unknown[0]!r}; there are {', '.join(sorted(OPTIONS))}"
             )
         durations = options.get("durations", ())
-        # check_options refuses durations of another type.
-        further = len(durations) if isinstance(durations, (list, tuple)) else 0
+        # Durations of another type count as none here: check_options refuses them below.
+        duration_outputs = len(durations) if isinstance(durations, (list, tuple)) else 0
         if output is not None:
             if joiner_dim is not None or vocab_size is not None:
                 raise ValueError("output: give either the layer, or joiner_dim and vocab_size")
             outputs, joiner_dim = of_linear(output)[0].shape
-            vocab_size = outputs - further
+            vocab_size = outputs - duration_outputs
         check_number("joiner_dim", joiner_dim, Integral, 1)
         check_number("vocab_size", vocab_size, Integral, 1)
         checked = {name: value for name, value in options.items() if name not in UNCHECKED}
-        check_options(vocab_size + further, activation=activation, **checked)
-        how = {"device": device, "dtype": dtype}
+        check_options(vocab_size + duration_outputs, activation=activation, **checked)
+        factory_kwargs = {"device": device, "dtype": dtype}
         self.encoder_proj = (
-            nn.Linear(encoder_dim, joiner_dim, **how) if encoder_dim else nn.Identity()
+            nn.Linear(encoder_dim, joiner_dim, **factory_kwargs) if encoder_dim else nn.Identity()
         )
         self.decoder_proj = (
-            nn.Linear(decoder_dim, joiner_dim, **how) if decoder_dim else nn.Identity()
+            nn.Linear(decoder_dim, joiner_dim, **factory_kwargs) if decoder_dim else nn.Identity()
         )
         self.output_linear = (
-            nn.Linear(joiner_dim, vocab_size + further, bias=bias, **how)
+            nn.Linear(joiner_dim, vocab_size + duration_outputs, bias=bias, **factory_kwargs)
             if output is None
             else output
         )
@@ -92,7 +92,7 @@ class TransducerLoss(nn.Module):
         window: Optional[Tensor] = None, reference_frames: Optional[Tensor] = None,
     ):  # fmt: skip
         """Return the loss as `transducer_loss` does, from encoder_out (N, T, encoder_dim) and
-        decoder_out (N, U+1, decoder_dim)."""
+        decoder_out (N, U+1, decoder_dim). Dropout is only for training."""
         options = self.options if self.training else {**self.options, "dropout": 0.0}
         return transducer_loss(
             self.encoder_proj(encoder_out), self.decoder_proj(decoder_out), targets=targets, T_lengths=T_lengths,

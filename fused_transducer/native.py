@@ -120,11 +120,14 @@ def instruction_set() -> str:
 
 def default_tile(H: int, V: int, dtype: torch.dtype) -> int:
     """Return the number of cells of a tile in backward: few enough for the caches, and enough to
-    keep every thread busy."""
-    numbers = H + V if V <= MANY_OUTPUTS else 2 * H + LOGITS_AT_ONCE  # that a cell takes
+    keep every thread busy.
+
+    The limits TILE_BYTES and MOST_CELLS are for each two threads."""
+    numbers = H + V if V <= MANY_OUTPUTS else 2 * H + LOGITS_AT_ONCE  # in memory, of each cell
     cells = TILE_BYTES // (numbers * dtype.itemsize)
     rounded = max(_ceil(cells, SUMMED), 1) * SUMMED
-    return _ceil(torch.get_num_threads(), 2) * min(rounded, MOST_CELLS)
+    pairs_of_threads = _ceil(torch.get_num_threads(), 2)
+    return pairs_of_threads * min(rounded, MOST_CELLS)
 
 
 def _ceil(a: int, b: int) -> int:

@@ -330,7 +330,7 @@ def _forward_of(model: Any) -> MethodType:
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         arguments = dict(signature.bind(self, *args, **kwargs).arguments)
-        arguments.update(arguments.pop(rest, {}))
+        arguments.update(arguments.pop(rest, {}))  # `rest` is the name of **kwargs
         if PATCHED not in self.__dict__ or arguments.get("labels") is None:
             return type(self).forward(self, *args, **kwargs)
         del arguments["self"]

@@ -169,8 +169,9 @@ def _precision(gpu: Optional[Gpu], dtype: torch.dtype) -> str:
 
     "tf32" rounds operands to TF32: a product is within 2**-10 of the exact one. "ieee" multiplies
     in float32, within 2**-24. "tf32x3" splits each operand into two halves in TF32, and adds three
-    products of them: 22 bits of an operand count, so a product is within 2**-21. In products with
-    the weight, "halves" takes its place: the same, but the weight is split once, not in each block.
+    products of them: 22 bits of an operand count, so a product is within 2**-21. For products with
+    the weight, kernels get "halves" in place of "tf32x3": the products are the same, but the weight
+    is split once, not in each block.
     """
     settings = torch.backends.cuda.matmul
     # torch 2.9 has fp32_precision; once that is set, reading allow_tf32 raises.

@@ -274,8 +274,9 @@ def _about_drift(evidence: Evidence) -> Iterator[Doubt]:
 
 
 def _drift(rounds: Sequence[float]) -> float:
-    """Return by how much the mean logarithm differs between the first and the last half of rounds;
-    of an odd number of rounds, the middle one is in neither half.
+    """Return by how much the mean logarithm differs between the first and the last half of rounds.
+
+    If the number of rounds is odd, the middle one is in neither half.
 
     rounds: time, or ratio, of each round
     """

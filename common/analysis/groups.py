@@ -73,10 +73,10 @@ def groups(rows: Sequence[Row]) -> list[list[Row]]:
         return not different and not machines.apart(first, row)
 
     def unknown(row: Row) -> int:
-        """Return how many values of its configuration are not known."""
+        """Return how many values of the row's configuration are not known."""
         return list(row.configuration.values()).count(None)
 
-    # A row that knows all of its values begins a group, and one that lacks some joins it.
+    # Rows with fewer unknown values come first and begin groups; rows that lack values join them.
     result = grouped(sorted(rows, key=unknown), fits)
     for group in result:
         standing.rank_times(group)

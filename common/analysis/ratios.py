@@ -108,8 +108,8 @@ class Estimate(NamedTuple):
         """Return the ratio, with Student's t for its interval.
 
         Args:
-            confidence: of the interval
-            baseline, new: time of each round
+            confidence: that of the interval, such as 0.95
+            baseline, new: the time of each round
             batches: number of batches that both sides have
         """
         low = high = None

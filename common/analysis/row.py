@@ -200,7 +200,7 @@ class Row:
 
     @property
     def over_fastest(self) -> float | None:
-        """Return its time over that of the fastest row; None where that is not known."""
+        """Return the row's time over that of the fastest row; None if they cannot be compared."""
         return self.against_fastest.factor if self.against_fastest else None
 
     @property

@@ -118,7 +118,7 @@ class Standing(ratios.Evidence):
     @property
     def reason(self) -> str:
         """Return a sentence on the verdict, without its full stop: the difference, then the doubt
-        that decides, or how the interval lies to the tolerance."""
+        that decides, or whether the interval is within the tolerance."""
         ratio = self.judged
         if ratio is None:
             return self._nothing_to_compare()
@@ -136,12 +136,13 @@ class Standing(ratios.Evidence):
         return self._reason_of_interval(difference, _span(ratio.low, ratio.high))
 
     def _reason_of_interval(self, difference: str, span: str) -> str:
-        """Return how the interval lies to the tolerance, and what would narrow it where the verdict
-        is unclear.
+        """Return the difference and whether its interval is within the tolerance, as one sentence.
+
+        If the verdict is "unclear", the sentence says what would narrow the interval.
 
         Args:
             difference: "2.1% more time"
-            span: the interval, "+1.0% to +3.2%"
+            span: the interval in words, "+1.0% to +3.2%"
         """
         tolerance = percent(self.margins.tolerance)
         load = load_of(self) if is_busy(self) else ""
@@ -249,8 +250,10 @@ def _medians(row: Row, scope: str) -> dict[int, float]:
 
 
 def _span(low: float, high: float) -> str:
-    """Return "+1.0% to +3.2%", or "2.1 to 12.5 times the baseline" where percentages would be
-    long."""
+    """Return an interval in words: "+1.0% to +3.2%", or "2.1 to 12.5 times the baseline" if
+    percentages would be long.
+
+    low, high: the ends of the interval, as ratios of a time to the baseline's."""
     if high < 10:
         return f"{low - 1:+.1%} to {high - 1:+.1%}"
     return f"{low:.3g} to {high:.4g} times the baseline"

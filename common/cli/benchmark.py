@@ -116,7 +116,7 @@ class Measurement:
 
     Attributes:
         python_of: the Python of each row
-        flags: the settings that flags gave
+        flags: the settings, as `read_settings` returns them
         arguments: all flags
         executor: what runs the jobs
         controls: the rows that measure a loss again under another condition, for its times alone
@@ -280,7 +280,7 @@ def _settings(
 
 
 def announce(names: Sequence[str], resolved: settings.Settings, flags: settings.Values) -> None:
-    """Print what is about to be measured.  flags: the settings that flags gave."""
+    """Print what is about to be measured.  flags: as `read_settings` returns them."""
     symbols = flags.get("file_vocab_size")
     if symbols not in (None, resolved.vocab_size):
         say(

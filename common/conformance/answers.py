@@ -150,11 +150,11 @@ class Examination:
         return questions.ready(self.adapter, self.question, self.device, self.scope)
 
     def answer(self, run: Run = run_together, factors: Factors = ()) -> Answer:
-        """Return the answer in the first scope of the loss.  Raises NotAsked and Refused.
+        """Return the answer in the first scope of the loss.  Raises what `attempt` raises.
 
         Args:
             run: runs the steps, and returns their losses.
-            factors: multiply the losses, in place of the question's own.
+            factors: that multiply the losses; () for those of the question.
         """
         attempted = partial(attempt, run)
         return questions.answer(

@@ -772,9 +772,10 @@ def _check(flags: Values, values: Values) -> None:
 
 
 def check_kinds(keys: Iterable[str], kinds: Collection[str | None]) -> None:
-    """Raise UserError for a given flag, such as --sigma, that has no effect on any measured loss.
+    """Raise UserError for a flag, such as --sigma, that has no effect on losses of these kinds.
 
-    keys: of the flags that were given; kinds: of the losses that are measured."""
+    keys: those of the settings that the user gave by flags; keys of no setting are ignored.
+    kinds: those of the measured losses."""
     for setting in (SETTINGS[key] for key in keys if key in SETTINGS):
         needed, accepted = setting.only
         if needed == "kind" and not {*accepted} & {*kinds}:

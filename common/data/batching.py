@@ -291,14 +291,15 @@ def vary(
 ) -> np.ndarray:
     """Return utterances of other lengths: int32 (rows, 2), columns T and U.
 
-    Raises UserError for a T or U that is no int32.
+    Raises UserError for a T or U above the largest int32.
 
     Args, applied in this order:
         utterances: (utterances, 2), columns T and U at x4.
-        concatenate: this many successive rows become one, with the sums of T and of U; the last one
-            may be of fewer.
-        subsampling: the factor of another front end (shapes.subsampled).  It gets the fewest
-            feature frames that have T frames at x4, and makes at least 1 frame of them.
+        concatenate: this many successive rows become one, with the sums of T and of U.  Fewer rows
+            may be left for the last one.
+        subsampling: the factor of a front end (shapes.subsampled).  The new T is the number of
+            frames, at least 1, that this front end makes of the fewest feature frames of which x4
+            makes the old T.
         token_scale: factor of U, rounded half to even; U >= 1 stays at least 1.
         frames, tokens: replace every T, every U; None leaves them.
     """

@@ -240,8 +240,8 @@ def _rows(
 
     All rows of one speed come before those of the next.
 
-    processor: the SentencePieceProcessor that makes tokens; counts: gets the numbers of tokens, of
-    rows, and of what is left out."""
+    processor: the SentencePieceProcessor that makes tokens; counts: gets the numbers of tokens (at
+    one speed), of rows, and of utterances and rows that are left out."""
     empty = sum(not utterance.text for utterance in utterances)
     counts["kept_without_text" if flags.keep_empty else "left_out_without_text"] += empty
     if not flags.keep_empty:
@@ -256,6 +256,7 @@ def _rows(
         frames = np.array([utterance.frames[index] for utterance in utterances], dtype=np.int64)
         seconds = np.array([utterance.seconds for utterance in utterances]) / speed
         T = shapes.subsampled(frames, flags.subsampling_factor)
+        # The count of the rows that fail a condition -> whether each row meets the condition.
         fits = {"rows_left_out_as_too_short": T >= 1}
         if flags.min_duration is not None:
             fits["rows_below_min_duration"] = seconds >= flags.min_duration - ROUNDING

@@ -245,7 +245,7 @@ class Reader:
             span = replace(span, num_frames=cut.num_frames, frame_shift=cut.frame_shift)
         frames = []
         for speed in self.speeds:
-            seconds = None
+            seconds = None  # self.frames computes them
             if speed != 1.0 and hasattr(cut, "tracks") and cut.has_recording:
                 # lhotse perturbs each track of a mixed cut by itself, and rounds it to samples.
                 seconds = cut.drop_features().perturb_speed(speed).duration
@@ -339,12 +339,12 @@ def _text(supervisions: list[Any], counts: Counter) -> str:
 
     Raises ValueError for half of a surrogate pair, of which sentencepiece makes no tokens.
 
-    counts: gets the numbers of utterances, and of those without supervisions or text."""
+    counts: gets one more of "utterances_read", and of what the utterance lacks."""
     counts["utterances_read"] += 1
     in_time = sorted(supervisions, key=lambda supervision: supervision.start)
     texts = ((supervision.text or "").strip() for supervision in in_time)
     text = " ".join(filter(None, texts))
-    text.encode()
+    text.encode()  # raises UnicodeEncodeError, a ValueError, for half of a surrogate pair
     if not in_time:
         counts["without_supervision"] += 1
     elif not text:

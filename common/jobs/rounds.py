@@ -312,9 +312,11 @@ def products(
 
 
 def _library(settings: Settings) -> dict[str, str]:
-    """Return the request of a limits job: {"library": path} of the suite's own matrix product, which
-    is timed beside torch's; {"no_library": reason} where it cannot be compiled; {} where the suite
-    has none for the device and dtype."""
+    """Return the part of a limits job's request about the suite's own matrix product.
+
+    The job times this product beside torch's.  The part is {"library": path}, or {"no_library":
+    reason} if the product cannot be compiled, or {} if the suite has none for this device and
+    dtype."""
     if settings.device != "cpu" or settings.dtype not in libraries.NUMBERS:
         return {}
     try:

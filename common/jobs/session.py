@@ -78,7 +78,9 @@ class Executor:
 
     def disturbance(self, settings: Settings, seconds: float = 0.0) -> str:
         """Return how busy other processes keep this machine: "load 24 on 2 cores, others use 97% of
-        the CPU"; "" if it is quiet.  seconds: how long to look."""
+        the CPU"; "" if it is quiet.
+
+        seconds: how long to watch at least."""
         load = machine.ForeignLoad()
         time.sleep(seconds)
         on_cpu = settings.device.partition(":")[0] == "cpu"

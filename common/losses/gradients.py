@@ -82,7 +82,7 @@ class Leaf:
 
     @property
     def beside_factor(self) -> float:
-        """Return the length of the error that `factor` does not explain, over the right length."""
+        """Return the norm of the error that `factor` leaves, relative to the right gradient's."""
         square = self.error_square - (self.factor - 1) ** 2 * self.right_square
         return math.sqrt(max(square, 0.0) / max(self.right_square, rounding.TINY))
 

@@ -92,7 +92,7 @@ class Layout:
     ) -> torch.Tensor:
         """Return the cells (frames, cells of a frame, V) of frames [begin, end) of utterance n.
 
-        given: what the loss takes, or its gradient."""
+        given: the tensor that `loss` takes, or the gradient of that tensor."""
         return given[n, begin:end, : shapes[n][1] + 1]
 
     def take(self, logits: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:

@@ -128,8 +128,9 @@ def cell_gradient(
 def needed_cells(posteriors: torch.Tensor, dtype: torch.dtype) -> int:
     """Return the number of cells whose posterior is large enough to change a gradient.
 
-    The posteriors of a frame sum to 1 or more.  So adding one below half of the dtype's epsilon
-    changes nothing.  Half precision is summed in float32, so float32's epsilon counts.
+    The posteriors of a frame sum to 1 or more.  So a posterior below half of the dtype's
+    epsilon changes nothing when it is added.  Half precision is summed in float32, so float32's
+    epsilon counts.
     """
     summed_in = torch.float64 if dtype == torch.float64 else torch.float32
     return int((posteriors >= torch.finfo(summed_in).eps / 2).sum())

@@ -253,7 +253,7 @@ def answer(
     """Return the answer to a question about a small batch.
 
     Args:
-        factors: of the losses, in place of the question's.
+        factors: that multiply the losses; () for those of the question.
         run: runs steps with their factors, and returns their losses.
     """
     steps = partial(ready, adapter, question, device, scope, run)
@@ -267,23 +267,24 @@ def ready(
     scope: str,
     run: Run = run_together,
 ) -> tuple[Adapter, Joiner, list[LossStep]]:
-    """Return the adapter as the question needs it, the joiner, and the steps.
+    """Return the adapter as the question needs it, the joiner, and the steps, not yet run: one for
+    each loss.
 
-    If the question has an earlier call, `run` runs it."""
-    wide, model, batches = made(adapter, question, device)
+    If the question has an earlier call, `run` runs that call."""
+    adjusted, model, batches = made(adapter, question, device)
     if question.earlier:
         before = Question(shapes=question.earlier, draw=question.draw + 1)
         _, _, (earlier,) = made(adapter, before, device)
-        run([prepare(wide, model, earlier, scope)], [ONE])
+        run([prepare(adjusted, model, earlier, scope)], [ONE])
     if question.logits == "sine":
-        steps = [of_sines(wide, question, model, batches[0], scope)]
+        steps = [of_sines(adjusted, question, model, batches[0], scope)]
     else:
         scale_weights(question, model, batches[0])
-        set_up_leaves(wide, question, model, batches)
-        steps = [prepare(wide, model, batch, scope) for batch in batches]
-    for step in steps:  # now the padding of the logits, or of the leaves of sines
-        fill_padding(wide, question, step.batch, step.leaves)
-    return wide, model, steps
+        set_up_leaves(adjusted, question, model, batches)
+        steps = [prepare(adjusted, model, batch, scope) for batch in batches]
+    for step in steps:  # fill the padding of the logits too, and of the leaves of sines
+        fill_padding(adjusted, question, step.batch, step.leaves)
+    return adjusted, model, steps
 
 
 def adapted(adapter: Adapter, question: Question) -> Adapter:
@@ -301,15 +302,15 @@ def adapted(adapter: Adapter, question: Question) -> Adapter:
         sigma=settings.sigma if question.sigma is None else question.sigma,
     )
     longest = max(U for _, U in question.shapes)
-    wide = adapter.but(settings=settings, prune_range=longest + question.slack[1] + 1)
+    adjusted = adapter.but(settings=settings, prune_range=longest + question.slack[1] + 1)
     if question.blank is not None:
-        wide.blank = question.blank
+        adjusted.blank = question.blank
     if is_sine:
         # In scope "loss" the sines are the logits, and D has no use.  A loss that has the step
         # alone gets a square output layer.
-        D = 1 if "loss" in layouts.of(adapter).scopes else wide.outputs(question.V)
-        wide.settings = replace(settings, encoder_dim=D)
-    return wide
+        D = 1 if "loss" in layouts.of(adapter).scopes else adjusted.outputs(question.V)
+        adjusted.settings = replace(settings, encoder_dim=D)
+    return adjusted
 
 
 def made(
@@ -317,10 +318,11 @@ def made(
 ) -> tuple[Adapter, Joiner, list[Batch]]:
     """Return the adapter as the question needs it, the joiner, and the batch of each loss.
 
-    The batch of a second loss has other numbers, and the lengths in reverse order."""
+    With `in_flight` there are two losses.  The second batch has other random numbers, and the
+    utterances' lengths in reverse order."""
     dtype = getattr(torch, question.dtype or adapter.settings.dtype)
-    wide = adapted(adapter, question)
-    settings = wide.settings
+    adjusted = adapted(adapter, question)
+    settings = adjusted.settings
     batches = []
     for number in range(2 if question.in_flight else 1):
         key: tuple[int, ...] = (settings.seed, question.draw + OTHER_DRAW * number)
@@ -337,7 +339,7 @@ def made(
         )
         relabel(question, batch)
         batches.append(batch)
-    return wide, layouts.of(wide).model(device, dtype), batches
+    return adjusted, layouts.of(adjusted).model(device, dtype), batches
 
 
 def relabel(question: Question, batch: Batch) -> None:

@@ -51,7 +51,8 @@ class LossStep:
 
     @property
     def given(self) -> torch.Tensor:
-        """Return the input of the loss, which is the only leaf of a step of scope "loss"."""
+        """Return the input of the loss: the only leaf of a step of scope "loss".  Steps of scope
+        "step" have no such leaf (KeyError)."""
         return self.leaves["given"]
 
     def inputs(self) -> dict[str, torch.Tensor]:

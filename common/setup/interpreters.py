@@ -74,7 +74,7 @@ def controls(
 ) -> dict[str, Choice]:
     """Return {name: Python} of rows to add, which measure losses under another condition too.
 
-    Such a row is "fast_rnnt@k2", under the torch of k2, or "fused@fast-mkl"
+    The name of such a row is "fast_rnnt@k2", under the torch of k2, or "fused@fast-mkl"
     (Implementation.controls).
 
     Args:
@@ -103,10 +103,10 @@ def _can_run(row: Implementation, python: Path | None, device: str) -> bool:
 
 
 def _under_other_torch(python_of: Mapping[str, Choice], device: str) -> dict[str, Choice]:
-    """Return {"fast_rnnt@k2": Python}, rows that measure a loss under another torch too.
+    """Return {name: Python} of rows to add, such as "fast_rnnt@k2": losses under another torch too.
 
-    If losses of one kind run in two environments, their ratio has the ratio of two torches in it.
-    So one loss of that kind is measured in both.  The arguments are those of `controls`."""
+    If losses of one kind run in two environments, their ratio includes the ratio of the two
+    torches.  So one loss of that kind is measured in both.  Arguments: see `controls`."""
     chosen: dict[str, Choice] = {}
     rows = [find(name) for name in python_of]
     for environment, kind in dict.fromkeys((row.environment, row.kind) for row in rows):

@@ -520,8 +520,9 @@ def _lane(row: Row) -> Lane | None:
 
 
 def drift(rows: Rows) -> Figure | None:
-    """Draw each sample against its median over the time of the run; return None where no row has
-    two samples."""
+    """Draw how far each sample is from its median, over the time of its run; a lane for each row.
+
+    Return None where no row has two samples."""
     lanes = [lane for lane in map(_lane, rows) if lane and len(lane.timed) > 1]
     if not lanes:
         return None

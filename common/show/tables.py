@@ -219,7 +219,7 @@ MOST_FAILURES = 5  # that are named
 
 
 class Terminal(NamedTuple):
-    """Hold the characters of a line, and the ANSI code of each mark; {} is without colours."""
+    """Hold the width of a line in characters, and the ANSI code of each mark, {} for no colours."""
 
     width: int = WIDTH
     colors: Mapping[str, str] = {}
@@ -238,8 +238,9 @@ UNKNOWN = Terminal()
 
 
 def this_terminal() -> Terminal:
-    """Return the terminal of stdout; UNKNOWN where stdout is none. It has no colours with NO_COLOR
-    (no-color.org) or if dumb."""
+    """Return the terminal of stdout; UNKNOWN if stdout is no terminal.
+
+    It has no colours if NO_COLOR (no-color.org) is set, or TERM is "dumb"."""
     if not sys.stdout.isatty():
         return UNKNOWN
     in_color = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

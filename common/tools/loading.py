@@ -113,15 +113,18 @@ def module(source: str) -> ModuleType:
 
 
 def not_here(code: str, where: str = "the caches of its package") -> str:
-    """Return why a model cannot be made whose weights are not in `where`, with the Python `code`
-    that fetches them."""
+    """Return why a model cannot be made: its weights are not in `where`, and must be fetched first.
+
+    code: the Python code that fetches them, which the text quotes."""
     return f'it is not in {where}, and rnnt-bench forbids the network to models; fetch it with: python -c "{code}"'
 
 
 def absent_from(name: str, code: str) -> str:
-    """Return why the weights of a name on a hub may be absent, see `not_here`; "" for a folder.
+    """Return why the weights of a model on a hub may be absent; "" for a path that exists.
 
-    Raises UserError for a text that is neither."""
+    Raises UserError for a name that is neither such a path nor a possible name on a hub.
+
+    code: the Python code that fetches the weights."""
     if Path(name).exists():
         return ""
     # "facebook/wav2vec2-base-960h", "gpt2"

@@ -273,8 +273,8 @@ class Imported(nn.Module):
             feature_lengths: (N,), in frames
             symbols: (N, U+1), a blank before the targets
             batch: targets and lengths, as `batch_of` returns them
-            prepared: passed to the layout; the loss itself gets a new one, for the lengths T that the
-                model returns
+            prepared: what the adapter made of the batch, for the layout alone; the loss itself gets
+                what the adapter makes of the T that the model returns
         """
         symbol_lengths = (batch.U_lengths + 1).to(symbols.dtype)
         outputs = self.model(features, feature_lengths, symbols, symbol_lengths)

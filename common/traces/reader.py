@@ -76,8 +76,9 @@ def trace_files(folder: Path) -> list[Path]:
 
 
 def worker(path: Path) -> str:
-    """Return the part of the file name before its time: by default host and process, which differ
-    for each rank."""
+    """Return the part of a trace file's name before its time, or before its ending without a time.
+
+    By default this part is the host and the process, so each rank has another."""
     match = _FILE_NAME.match(path.name)
     return match["worker"] if match else path.name
 
@@ -300,7 +301,7 @@ def _salvaged(text: str, position: int) -> Sequence[Event]:
 
 
 def is_number(value: _Number) -> TypeGuard[int | float]:
-    """Return whether the value is a finite number of usual size."""
+    """Return whether the value is a number between -1e18 and 1e18, not None, infinite or NaN."""
     return value is not None and -1e18 < value < 1e18
 
 
@@ -403,7 +404,7 @@ class Trace:
             self.on_cuda = True
 
     def _add_memory(self, event: Event) -> None:
-        """Take in a memory event; leave it out if a number is missing or odd."""
+        """Take in a memory event; leave it out if one of its numbers fails `is_number`."""
         counters = event.args or Counters()
         if (
             is_number(event.ts)
@@ -417,7 +418,7 @@ class Trace:
             counts.totals.append(int(counters.total))
 
     def _add_span(self, name: str, begin: _Number, duration: _Number) -> None:
-        """Take in a step, or a span of another name; leave it out if a number is missing or odd."""
+        """Take in a step, or a span of another name; leave it out if a number fails `is_number`."""
         if is_number(begin) and is_number(duration):
             step = _STEP.match(name)
             if step:

@@ -235,8 +235,8 @@ def judge_step(context, scope: str, batch: int, taken: Taken) -> Judgement:
     """Judge the last timed step of a batch by its loss, and by its inputs and gradient if they were
     kept.
 
-    The inputs are made again.  The gradient of pruned logits is not judged if the ranges that are
-    made again are others."""
+    The inputs are made again.  In scope "loss" a pruned loss may have other ranges then.  If so,
+    its gradient is not judged."""
     adapter, model = context.adapter, context.model
     repeat = 0 if batch in context.held else taken.repeat  # held inputs are those of repeat 0
     inputs = context.new_batch(batch, repeat)
@@ -249,14 +249,15 @@ def judge_step(context, scope: str, batch: int, taken: Taken) -> Judgement:
     grad_error = 0.0
     if taken.sketch and not wrong:
         fresh = prepare(adapter, model, inputs, scope)
-        # In scope "loss" the ranges choose the entries of the leaf, which must be the same.
+        # In scope "loss" the ranges choose the entries of the leaf.  Gradients can be compared only
+        # if the timed step and the new one have the same entries.
         has_same_leaf = (
             taken.ranges is None
             or scope == "step"
             or torch.equal(taken.ranges, fresh.prepared.ranges)
         )
         if has_same_leaf:
-            fresh.prepared = prepared
+            fresh.prepared = prepared  # it has the ranges of the timed step
             rights = rights_of(context, scope, [fresh])
             grad_error, wrong = judge_gradient(context, shapes, taken.sketch, rights)
     if wrong:

@@ -64,7 +64,8 @@ def tensor(spec: str, device: str, letters: Mapping[str, int]) -> tuple[str, tor
 def lengths(source: Path, sample_rate: int) -> list[int]:
     """Return the number of samples of each utterance, sorted.  Raises UserError.
 
-    source: a folder of audio files, or a text file with a number on each line."""
+    source: a folder of audio files, or a text file with a number on each line; sample_rate: that of
+    each audio file, Hz."""
     problem = files.not_a_file_or_folder(source)
     if problem:
         raise errors.UserError(f"{source}: {problem}")
@@ -75,7 +76,9 @@ def lengths(source: Path, sample_rate: int) -> list[int]:
 
 
 def _of_audio(folder: Path, sample_rate: int) -> list[int]:
-    """Return the number of samples of each audio file below a folder, which its header tells."""
+    """Return the number of samples of each audio file below a folder, as the file's header says.
+
+    Raises UserError for a file that cannot be read, or that has another sample rate."""
     samples = []
     for path in sorted(folder.rglob("*")):
         if path.suffix.lower() not in AUDIO or not path.is_file():

@@ -100,12 +100,13 @@ def made(request: Steps, device: torch.device) -> torch.nn.Module:
 
 
 def checkpoint(model: Any) -> None:
-    """Switch on the gradient checkpointing of a model of transformers.  Raises UserError where it
-    has none."""
+    """Switch on the gradient checkpointing of a model of transformers.
+
+    Raises UserError for a model without gradient checkpointing of transformers."""
     if not getattr(model, "supports_gradient_checkpointing", False):
         raise UserError(
             f"--gradient-checkpointing: {type(model).__name__} has no gradient checkpointing of transformers; "
-            "let its factory do it, by an --arg"
+            "if it has its own, let its factory switch that on, by an --arg"
         )
     enable = getattr(model, "activation_checkpointing_enable", None)  # its name in transformers 6
     (enable or model.gradient_checkpointing_enable)()

@@ -313,7 +313,7 @@ class Profiling:
         return UserError(f"the step fails in {where}: {type(error).__name__}: {line}")
 
     def timed(self, run: Callable[[], None]) -> Times:
-        """Call `run`, which runs a step; return the times of the call.  Drop the gradients then."""
+        """Call `run`, which runs a step; drop the gradients; return the times of the call."""
         self.clock.synchronize()
         host_begin = time.perf_counter_ns()
         begin = self.clock.mark()
@@ -365,7 +365,9 @@ class Profiling:
         )
 
     def time_steps(self) -> Steps:
-        """Time each step twice, without and with labels.  Which comes first alternates."""
+        """Time each step twice, without and with labels; return the times.
+
+        In steps 0, 2, 4, ... the run with labels comes first, in the others the run without."""
         load = machine.ForeignLoad()
         spans: dict[labels.Place, rows.Span] = {}
         bare: list[Times] = []
