@@ -81,8 +81,10 @@ def _run(command: Sequence[str]) -> None:
 
 
 def build(target: Path, flags: Sequence[str] = ()) -> None:
-    """Compile the library and write it to `target`, whole or not at all. flags: added to FLAGS.
-    Raises BuildError, OSError."""
+    """Compile the library and write it to `target`, whole or not at all. Raises BuildError,
+    OSError.
+
+    flags: for the compiler, after FLAGS."""
     words, flags = compiler(), [*FLAGS, *flags]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -94,22 +96,20 @@ def build(target: Path, flags: Sequence[str] = ()) -> None:
             flags.append("-fopenmp")
         except BuildError:  # without OpenMP the library has one thread
             flags.append("-Wno-unknown-pragmas")
-        jobs = [("dispatch.cpp", folder / "dispatch.o", flags)]
+        jobs = [("dispatch.cpp", str(folder / "dispatch.o"), flags)]
         jobs += [
-            ("kernels.cpp", folder / f"{i}.o", flags + set_flags)
+            ("kernels.cpp", str(folder / f"{i}.o"), flags + set_flags)
             for i, set_flags in enumerate(instruction_sets())
         ]
+        commands = [
+            [*words, *flags_of_job, "-c", str(CSRC / source), "-o", compiled]
+            for source, compiled, flags_of_job in jobs
+        ]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            list(
-                pool.map(
-                    lambda job: _run(
-                        [*words, *job[2], "-c", str(CSRC / job[0]), "-o", str(job[1])]
-                    ),
-                    jobs,
-                )
-            )
+            list(pool.map(_run, commands))  # `list` raises the BuildError of a command
         made = folder / "made.so"
-        _run([*words, *flags, "-shared", *(str(job[1]) for job in jobs), "-o", str(made)])
+        objects = [compiled for _, compiled, _ in jobs]
+        _run([*words, *flags, "-shared", *objects, "-o", str(made)])
         install(made, target)
 
 

@@ -675,7 +675,9 @@ def by_diagonals(
     PARTS: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """Copy the first PARTS rows of arcs into parts (PARTS, cells), with the cells of each utterance
-    in the order of `_place`, so that `walk` reads contiguous numbers."""
+    in the order of `_place`, so that `walk` reads contiguous numbers.
+
+    That is by diagonals; with a band it is the order that arcs has already."""
     cells = cells.to(tl.int64)
     valid, n, t, u, cell = _block_of_cells(
         tl.program_id(0), blocks, T_lengths, U_lengths, band, T, S, BM
@@ -838,7 +840,10 @@ def posteriors(
 
 @_kernel
 def list_cells(numbers, positions, cells, BLOCK: tl.constexpr):
-    """Write the numbers of the listed cells, in order, from their positions (cells,)."""
+    """Write into `numbers` the numbers of the listed cells, in order.
+
+    positions (cells,): how many listed cells there are up to each cell, with that cell.
+    """
     cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = cell < cells
     here = tl.load(positions + cell, mask=inside, other=0)

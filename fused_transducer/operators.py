@@ -187,7 +187,7 @@ def _(*arguments):
 def _save(ctx, inputs, output) -> None:
     """Keep for backward what the operator `losses` took, and the arcs and logits that it
     returned."""
-    *tensors, ctx.options, ctx.backend, _, _, _ = inputs
+    *tensors, ctx.options, ctx.backend, _gradient, _cells, _kept_cells = inputs
     _, arcs, kept = output
     ctx.mark_non_differentiable(arcs, kept)
     ctx.save_for_backward(arcs, kept, *tensors)

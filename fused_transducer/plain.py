@@ -379,17 +379,20 @@ class Walk:
         return alphas
 
     def posteriors(self, alphas: Tensor, fastemit_lambda: float) -> Tensor:
-        """Return the posterior (parts, T+U, N, U+1) of each part of each cell, in which arcs of
-        labels count 1 + fastemit_lambda times. The log-weights are overwritten.
+        """Return the posterior (parts, T+U, N, U+1) of each part of each cell: the sum of the
+        posteriors of the arcs that have the part in their weight. Arcs of labels count 1 +
+        fastemit_lambda times in it. The log-weights are overwritten.
 
         alphas: what `alphas` returned without `chosen`.
         """
+        # The posterior of each cell: at the end of an utterance 1, or 0 if no path leads there.
         of_cells = self._with_margins(0.0)
         of_cells[self.margin + self.last_d, self.n, self.last_u] = (
             self.ends(alphas) != -torch.inf
         ).double()
         for d in range(self.diagonals - 1, -1, -1):
             after = self._ahead(of_cells, d)
+            # The share of each arc in the paths to the cell ahead; NaN where no path leads there.
             shares = (alphas[self.margin + d] + self.weights[:, d] - self._ahead(alphas, d)).exp_()
             taken = (shares * after).masked_fill_(after == 0, 0)
             of_cells[self.margin + d] += taken.sum(0)

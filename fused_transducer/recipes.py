@@ -157,10 +157,10 @@ def nemo(
     activation, perhaps dropout, and a layer.
 
     encoder_outputs (N, encoder_dim, T), decoder_outputs (N, decoder_dim, U+1). The blank is the
-    last symbol. Outputs behind it (num_extra_outputs) are of TDT's durations.
-    loss: the model's RNNTLoss, which sets reduction, clamp, fastemit_lambda, durations, sigma and
-    omega unless options do. omega is the share of steps of TDT that train the regular lattice of
-    the symbols alone.
+    last symbol. The outputs behind the blank (num_extra_outputs) are of TDT's durations.
+    loss: the model's RNNTLoss. It sets reduction, clamp, fastemit_lambda, durations, sigma and
+    omega, except those that options has. omega is TDT's: the probability that a call leaves out
+    the durations, and computes the loss of the symbols alone on the regular lattice.
     """
     if callable(getattr(joint, "is_adapter_available", None)) and joint.is_adapter_available():
         raise ValueError("nemo: the joint has adapters, which the loss would leave out")
@@ -318,8 +318,8 @@ def _transducer_of(model: Any) -> Any:
 def _forward_of(model: Any) -> MethodType:
     """Return the patched forward of a model, as a bound method, which accelerate expects.
 
-    It has the signature of its class's forward, from which Trainer chooses the columns of a data
-    set.
+    The patched forward has the signature of the class's own: Trainer reads from the signature which
+    columns of a data set the model takes.
     """
     signature = inspect.signature(type(model).forward)
     (rest,) = (
@@ -344,12 +344,13 @@ def _patched_forward(
     model: Any, output: Any, labels: Tensor, decoder_input_ids: Tensor, decoder_cache: Any = None,
     use_decoder_cache: Any = None, encoder_outputs: Any = None, return_dict: Optional[bool] = None, **features: Any,
 ):  # fmt: skip
-    """Return the output of the model for labels, as its class does, but with this loss.
+    """Return the output of the model for labels, as its class does, but with this package's loss.
 
-    output: the class of the output
+    output: the class of the output; features: of the audio, for `model.get_audio_features`;
+    use_decoder_cache: not used
     """
     patched = model.__dict__[PATCHED]
-    features.pop("num_items_in_batch", None)
+    features.pop("num_items_in_batch", None)  # of Trainer; get_audio_features does not take it
     if encoder_outputs is None:
         encoder_outputs = model.get_audio_features(**features, return_dict=True)
     decoder_out = model.decoder(decoder_input_ids, cache=decoder_cache)

@@ -194,7 +194,7 @@ class _Launch:
         kernels: the module of the kernels
         cells: columns of `arcs`
         states: columns of `arcs` for each frame
-        band (M, T, 2): the range of states of each frame under a window; None without
+        band (M, T, 2): the range of states of each frame under a window; None without a window
         HP, VP: H and V with the columns that pad rows to multiples of ALIGNED bytes
         strides: of utterances and frames of the encoder's outputs, of rows and states of the
             decoder's
@@ -206,6 +206,7 @@ class _Launch:
         self.call, self.gpu = call, _gpu(call.device)
         # The interpreter's tiles are small, as for 2 multiprocessors.
         self.multiprocessors = self.gpu.multiprocessors if self.gpu else 2
+        # Without a bias the kernels get the weight in its place, and do not read it.
         self.bias = call.weight if call.bias is None else call.bias.contiguous()
         integers = [call.targets, call.T_lengths, call.U_lengths]
         integers += [] if call.utterance_of is None else [call.utterance_of]
@@ -218,7 +219,7 @@ class _Launch:
         self.T_lengths, self.U_lengths = (
             x.to(call.device, torch.int32).contiguous() for x in (call.frames, call.U_lengths)
         )
-        # For None Triton compiles other code, which does not read it.
+        # If utterance_of is None, Triton compiles kernels that do not read it.
         self.utterance_of = None
         if call.utterance_of is not None:
             self.utterance_of = call.utterance_of.to(self.T_lengths)
@@ -239,6 +240,7 @@ class _Launch:
                 "the Triton kernels take weights and utterances of up to 2^31 numbers: backend='torch'"
             )
         self.padded = {"HP": self.HP, "VP": self.VP}
+        # Without dropout the kernels get the lengths in place of the seed, and do not read them.
         self.seed = self.T_lengths if call.seed is None else call.seed
         self.activation = {
             "KIND": ACTIVATIONS.index(call.activation), "DROP_BELOW": call.drop_below,

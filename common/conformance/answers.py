@@ -141,8 +141,8 @@ class Examination:
         if question.blank and adapter.but(blank=question.blank).options() == adapter.options():
             raise NotAsked("it has no option for the blank: it is symbol 0")
         pads_logits = question.garbage is not None or any(question.slack)
-        is_padded = layouts.of(adapter).padding(question.shapes)["given"]
-        if question.logits == "sine" and pads_logits and not is_padded:
+        padding_of_logits = layouts.of(adapter).padding(question.shapes)["given"]
+        if question.logits == "sine" and pads_logits and not padding_of_logits:
             raise NotAsked("its layout has no padding")
 
     def ready(self) -> tuple[Adapter, Joiner, list[LossStep]]:

@@ -165,8 +165,8 @@ def short(name: str) -> str:
 
 
 def tables(matrix: Matrix) -> list[Table]:
-    """Return a table for each kind of loss; none for a kind whose losses are all as asked in every
-    case."""
+    """Return a table for each kind of loss; no table of a kind if all its losses are as asked in
+    every case."""
     by_kind = text.gathered((row.kind, row) for row in matrix.judged)
     ordered = dict.fromkeys([*KINDS, *by_kind])
     every = [_table(kind, by_kind[kind], matrix.cases) for kind in ordered if kind in by_kind]
@@ -245,7 +245,9 @@ def findings(matrix: Matrix, brief: bool = False) -> dict[str, list[str]]:
 
 
 def _finding(case: Question, result: str, brief: bool) -> str:
-    """Return what a line of `findings` says of a case; "" where the result is no finding."""
+    """Return what a line of `findings` says of a case; "" where the result is no finding.
+
+    brief: as in `findings`."""
     words = meaning(case, result)
     if not words or (brief and words != WRONG):
         return words

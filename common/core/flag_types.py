@@ -143,7 +143,7 @@ def preset(text: str) -> str:
 
 def memory_size(text: str) -> str:
     """Check a size, such as "4GiB", "500MB" or "80%" of the device, and return it unchanged."""
-    bytes_of(text, device_bytes=2**40)  # any device with room for a byte
+    bytes_of(text, device_bytes=2**40)  # raises; the device may be of any size here
     return text
 
 

@@ -277,7 +277,8 @@ _FATAL = 3
 
 
 def load_model(path: Path) -> bytes:
-    """Return the content of a SentencePiece model's file.  Raises UserError if it is none."""
+    """Return the content of a SentencePiece model's file.  Raises UserError if the file cannot be
+    read, or is not a SentencePiece model."""
     try:
         content = read_bytes(path)
     except OSError as error:

@@ -115,7 +115,8 @@ def _quantized(call: Call) -> int:
 
 
 def _distances(call: Call) -> int:
-    """Count |x|^2 and |y|^2 for all vectors, -2 x, and a root for each pair."""
+    """Count |x|^2 and |y|^2 for all vectors, -2 x, and a root for each pair of vectors; all but the
+    product that gives the squared distances."""
     x, y = call["x1"], call["x2"]
     vectors = elements(x) // x.shape[-1] + elements(y) // y.shape[-1]
     return elements(call.out) + (2 * x.shape[-1] - 1) * vectors + elements(x)

@@ -51,8 +51,8 @@ def _log_probabilities(lengths: Lengths) -> int:
 
 
 def _merged_gradient(lengths: Lengths, V: int) -> int:
-    """Count the gradients of the logits, which contain that of the softmax.  They take 2 for each
-    cell, 3 (add, add, exp) for each logit, 3 for each arc, 2 for the last blank."""
+    """Count the gradients of the logits, with the backward of the softmax in them.  They take 2 for
+    each cell, 3 (add, add, exp) for each logit, 3 for each arc, 2 for the last blank."""
     return sum((2 + 3 * V) * T * (U + 1) + 3 * _arcs(T, U) + 2 for T, U in lengths)
 
 
@@ -161,12 +161,12 @@ def _fused_arcs(fused: Any, sizes: Sequence[_Size], per_arc: int) -> int:
 def _fused_losses(call: Call) -> Count:
     """Count joiner and loss in one kernel, over all cells.
 
-    With the logits of a trained model the C++ code leaves out cells that change nothing, so the
-    count is too high for it then.
+    With the logits of a trained model the C++ code leaves out cells that change nothing.  So the
+    count is too high for that code and such logits.
 
     Beside the products a cell takes 2 H for the sum and the activation, 2 V for the denominator,
-    and 1 for each log-probability.  An arc takes a sum, and 4 for that in the log domain; 2 more
-    for the gradient."""
+    and 1 for each log-probability.  An arc takes 1 for a sum, 4 for a sum in the log domain, and 2
+    more if there is a gradient."""
     fused = _fused(call)
     sizes = _sizes(fused)
     cells = sum(size.cells for size in sizes)

@@ -113,14 +113,14 @@ class StepTimes(NamedTuple):
 def time_step(
     step: Step, clock: Clock, read: Callable[[Any], Any] = lambda answer: None
 ) -> tuple[StepTimes, Any]:
-    """Run a step; return its times, and what `read` makes of its answer.
+    """Run a step; return its times, and what `read` returns for the step's answer.
 
-    Python collects its garbage before the step, not within.  `read` is called before the clock
-    ends, so that work which is put off until the answer is read is timed.  On CUDA the host runs
-    ahead of the device, so the wall time of forward is None; use its event time.
+    Python collects its garbage before the step, not during it.  `read` is called before the wall
+    time ends, so that this has the work which is put off until the answer is read.  On CUDA the
+    host runs ahead of the device, so the wall time of forward is None; use its event time.
     """
     spans: list[Any] = []  # (name, mark at the begin, mark at the end) of stages
-    marks: list[Any] = []  # the mark after forward
+    marks: list[Any] = []  # of the moments when the step called `after_forward`
 
     @contextmanager
     def observer(name: str) -> Iterator[None]:

@@ -163,9 +163,9 @@ class Rounds:
                 run.add([status])
 
     def take_in(self, name: str, number: int, lines: Sequence[schema.Line]) -> None:
-        """Keep the times of a loss in a round, and whether it ran beside other load.
+        """Keep the times of a loss in a round, and whether the loss ran beside other load.
 
-        The times are of steps, or of losses where no step was timed.
+        The times are those of the scope "step", or of the scope "loss" where no step was timed.
 
         name: of the loss; number: of the round; lines: the records of the job."""
         samples = [line for line in lines if isinstance(line, schema.Sample) and not line.warmup]

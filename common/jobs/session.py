@@ -284,11 +284,13 @@ class Progress:
             self.bar.update()
 
     def done(self, title: str, status: str, reason: str | None, job: RowPass) -> None:
-        """Count a job that has ended, and print a line on it.  A timing job, or any beside a bar,
-        gets the line only if it is not ok.  Keep the time of a job that is ok; after one that is
-        not, expect no later job of its row.
+        """Count a job that has ended, and print a line on it on stderr.  A timing job that is ok
+        gets no line.  Beside a bar no job that is ok gets one.
 
-        title, status, reason: for the line on stderr."""
+        Keep the time of a job that is ok.  After a job that is not ok, expect no later job of its
+        row.
+
+        title, status, reason: for the line."""
         seconds = time.monotonic() - self.began
         self.skip(job)
         if status == "ok":
@@ -392,7 +394,8 @@ class Session:
 
     def carry_out(self, job: Runnable) -> tuple[Status, list[Line]]:
         """Run a job, keep its records and show its warnings; return the status that was kept, and
-        all records of the job.  Raises Interrupted and UserError."""
+        all records of the job.  Raises UserError.  Raises Interrupted, after the records that the
+        job has written are kept."""
         self.progress.start(job.title)
         try:
             lines = self.execute(job)

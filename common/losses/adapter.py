@@ -254,7 +254,10 @@ class Adapter:
         return losses if "sum" in self.reductions else self.reduced(losses)
 
     def call(self, tensors: Mapping[str, torch.Tensor], prepared: SimpleNamespace) -> torch.Tensor:
-        """Call the package's function and return its result."""
+        """Call the package's function and return its result.
+
+        The tensors are passed in their order.  What `prepare` returned and the options are passed
+        by name, or in their order if `positional`."""
         function = self.function()
         options = self.options()
         labels = vars(prepared)

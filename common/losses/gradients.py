@@ -258,7 +258,9 @@ class Sketch:
         self.note("given", part.right, part.frames.n, part.frames.begin)
 
     def _signs(self, count: int, name: str, *part: int) -> torch.Tensor:
-        """Return random signs (count, COUNT), float64."""
+        """Return random signs (count, COUNT), float64; the same for the same arguments and seed.
+
+        name, part: the leaf and its part, as in `note`.  The signs of columns have no part."""
         key = (self.seed, *name.encode(), len(part), *part)
         is_positive = torch.from_numpy(uniform(count * self.COUNT, *key) < 0.5)
         return is_positive.view(count, self.COUNT) * 2.0 - 1

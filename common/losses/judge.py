@@ -282,8 +282,10 @@ def ask(
 
     Args:
         ready: returns the adapter, the joiner and the steps, with the same numbers each time; it is
-            called again where the loss may have written over them.
-        factors: of each step, () of its loss or (N,) of its losses; None: 1.
+            called again in scope "loss", and where the loss wrote over an input.
+        scope: the scope of the steps that `ready` returns.
+        factors: what the loss of each step is multiplied by before backward, as in `Factors`; None:
+            1 for all steps.
         run: runs the steps, and returns their losses.
     """
     adapter, model, steps = ready()

@@ -24,14 +24,15 @@ def of_answer(answer: Answer, wrong: Sequence[Judged], fitting: Mapping[str, flo
 
     Args:
         wrong: the errors above what is allowed, the worst first.
-        fitting: the loss with each usual mistake, by what the mistake is (see `mistakes`).
+        fitting: {a usual mistake, in words: the loss with it}, see `mistakes`.
     """
     lines = []
     if answer.overwritten:
         lines.append(f"it overwrites {', '.join(answer.overwritten)}, which it may only read")
     if wrong:
         allowed = f"{wrong[0].limit:.0e} is allowed"
-        name = next((line.leaf for line in wrong if line.leaf), "")  # "" if no gradient is wrong
+        # The leaf with the worst gradient; "" if no gradient is wrong.
+        name = next((line.leaf for line in wrong if line.leaf), "")
         leaf = answer.errors.leaves[name] if name else Leaf()
         if wrong[0].leaf:
             line = of_gradient(answer, leaf, wrong[0], allowed)
@@ -68,7 +69,7 @@ def of_losses(answer: Answer, fitting: Mapping[str, float]) -> str:
 def of_values(loss: float, right: float, shapes: Shapes, fitting: Mapping[str, float] = {}) -> str:
     """Return a loss, the right one, and a guess at the cause.
 
-    fitting: what the loss would be with each usual mistake, by the mistake in words."""
+    fitting: {a usual mistake, in words: the loss with it}."""
     cause = guess(loss, right, shapes)
     for mistake, value in fitting.items():
         if math.isclose(loss, value, rel_tol=NEAR):
@@ -95,7 +96,7 @@ def of_small(shapes: Shapes) -> str:
 
 
 def mistakes(adapter: Adapter, question: Question, device: torch.device) -> dict[str, float]:
-    """Return the summed loss of a question's batch with each usual mistake, by what the mistake is.
+    """Return {a usual mistake, in words: the summed loss of a question's batch with it}.
 
     A mistake is left out if the batch cannot show it.  The result is empty for a question with an
     upstream gradient or scaled weights.

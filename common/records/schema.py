@@ -491,13 +491,13 @@ class Sample(JobLine, kw_only=True, tag="sample"):
 
     @property
     def beside_load(self) -> bool:
-        """Return whether other processes took so much of the CPUs that its time cannot be
-        compared."""
+        """Return whether other processes took so much of the CPUs that the time of the step or
+        loss cannot be compared."""
         return "loaded" in (self.flags or ())
 
     @property
     def is_flagged(self) -> bool:
-        """Return whether it ran beside other load, however little."""
+        """Return whether the step or loss ran beside other load, even if it can be compared."""
         return bool(self.flags)
 
     @property

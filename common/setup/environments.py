@@ -286,11 +286,11 @@ def reason(name: str) -> str:
 def setup(names: Iterable[str] = ()) -> int:
     """Make the environments that are not current, and return an exit code.
 
-    The code is EXIT_FAILED only if a required environment (main) cannot be made; if another one
-    cannot, the reason is kept.  An environment that has another Python than the running one is also
-    made anew, if it supports the running one.  Raises UserError for an unknown name.
+    The reason why an environment cannot be made is kept.  The code is EXIT_FAILED only if that
+    environment is required (main).  A current environment is made anew if it has another Python
+    than the running one, and supports the running one.  Raises UserError for an unknown name.
 
-    names: default: all but the optional ones that are not there."""
+    names: of the environments; () for all but the optional ones that are not there."""
     chosen = [_environment(name) for name in names] or [
         environment
         for environment in ENVIRONMENTS.values()

@@ -245,11 +245,12 @@ def _look(python: Path) -> Sight:
 def resolve_device(wanted: str, pythons: Iterable[Path | None]) -> str:
     """Return the device of a run: "cpu", "cuda" or "cuda:N".
 
-    Where there is a GPU driver, warns on stderr of each Python whose torch does not see the CUDA
-    device.  Raises UserError if CUDA is wanted and no torch sees the device.
+    Warn on stderr of each Python whose torch does not see the CUDA device, if there is a GPU
+    driver.  Raises UserError if CUDA is wanted and no torch sees the device.
 
     wanted: the value of --device.  "auto" is "cuda" if the newest torch sees a device, since most
-    losses run under that; pythons: of the run.  They are asked only if there is a GPU driver."""
+    losses run under that torch; else "cpu".
+    pythons: those of the run, None for a missing one; asked only if there is a GPU driver."""
     if wanted == "cpu":
         return wanted
     distinct = dict.fromkeys(filter(None, pythons))

@@ -179,7 +179,7 @@ def conditions(rows: Rows) -> list[tuple[str, str]]:
 
 
 def _machine_facts(row: Row) -> dict[str, Any]:
-    """Return {term: value} of the machine and the state it ran in; None, "" or [] is unknown."""
+    """Return {term: value} of the machine and the state it ran in; None, "" or [] where unknown."""
     environment = row.environment
     machine = row.header.machine
     name = machines.described(machine)
@@ -199,7 +199,7 @@ def _machine_facts(row: Row) -> dict[str, Any]:
 
 
 def _settings_facts(row: Row) -> dict[str, Any]:
-    """Return {term: value} of what the run was asked to measure; None, "" or [] is unknown."""
+    """Return {term: value} of what the run was asked to measure; None, "" or [] where unknown."""
     chosen = row.header.settings
     written = schema.as_written(chosen)
     order = "sorted by length" if chosen.sort_utterance else "in file order"
@@ -217,7 +217,7 @@ def _settings_facts(row: Row) -> dict[str, Any]:
 
 
 def _code_facts(row: Row) -> dict[str, str]:
-    """Return {term: value} of the suite's commit and the command line; "" is unknown."""
+    """Return {term: value} of the suite's commit and the command line; "" where unknown."""
     header = row.header
     revision = str(header.git_revision or "")[:12]
     if revision and header.git_dirty:

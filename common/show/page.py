@@ -242,8 +242,8 @@ class Entry(NamedTuple):
 
 
 def contents(sections: Sequence[parts.Section]) -> list[Entry]:
-    """Return the page's contents: the sections and, on a page with few, the tables and plots of
-    those that are not folded."""
+    """Return the page's contents: the sections, in order.  On a page with few sections, a section
+    that is not folded is followed by its tables, plots, failures and conditions."""
     entries = []
     for section in sections:
         entries.append(Entry(section.id, section.title, section.heading))
@@ -318,9 +318,8 @@ def packed(source: str) -> str:
 
 
 def write(log: logs.Log, output: Path, paths: Paths = ()) -> Path:
-    """Write the page of a log that was read from `paths`; return its path.
-
-    The file is whole or not there. Raises UserError where it cannot be made or written.
+    """Write the page of a log that was read from `paths`, whole or not at all; return the path of
+    the page. Raises UserError where it cannot be made or written.
     """
     return saved(page(log.groups, output.parent, swept=log.sweeps, paths=paths), output)
 

@@ -429,8 +429,8 @@ def _axes(values: Sequence[Any], flag: str, unit: str, points: Sequence[Point]) 
     ticks = {"tickvals": values, "ticktext": words}
     if min(values) <= 0 or max(values) / min(values) < LOGARITHMIC_FROM:
         return {"xaxis": style.axis(flag, **ticks), "yaxis": style.axis(unit)}
-    up = style.logarithmic(_ends(point.measured for point in points))
-    return {"xaxis": style.axis(flag, type="log", **ticks), "yaxis": style.axis_of(unit, up)}
+    span = style.logarithmic(_ends(point.measured for point in points))
+    return {"xaxis": style.axis(flag, type="log", **ticks), "yaxis": style.axis_of(unit, span)}
 
 
 # Over time: each loss has a lane, the first at y = 0, the next at y = -1.

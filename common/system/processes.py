@@ -295,20 +295,21 @@ class Child:
         generation: Hashable = None,
         imports: Sequence[str] = ("torch",),
     ) -> Iterator[Child]:
-        """Call ``module.main(path)`` in a process, which the end of the block kills.
+        """Yield a child process that calls ``module.main(path)``; kill it at the end of the block.
 
-        All that the process started is killed too.  It is in a session of its own, so that Ctrl-C
-        reaches only this process.  Raises OSError if there is no such Python, or no room for files.
+        All that the child started is killed too.  The child is in a session of its own, so that
+        Ctrl-C reaches only the calling process.  Raises OSError if there is no such Python, or no
+        room for files.
 
         Args:
-            python: that runs it.
-            job: what the file `path` has, as JSON.  An entry "output" is added: the file for its
-                records.
-            root: its current folder, from which it imports.
+            python: path of the Python that runs the child.
+            job: what is written as JSON into the file `path`, with an entry "output" in addition:
+                the file to which the child appends its records.
+            root: current folder of the child, from which it imports.
             variables: environment variables to add.
-            generation: jobs with another one do not share a server, and so have another layout of
-                addresses.
-            imports: packages that its server imports before it forks, if they are installed."""
+            generation: only jobs of the same generation share a server, and with it the layout of
+                addresses in memory.
+            imports: packages that the server imports before it forks, if they are installed."""
         plan = _plan(python, module, root, variables, generation, imports)
         with tempfile.TemporaryDirectory(prefix=f"{module}-") as scratch:
             output = Path(scratch, "records.jsonl")

@@ -212,9 +212,9 @@ def measured(
     """Carry out the tasks of a run that are not done yet, then print its answer; return the exit
     code.
 
-    Raises UserError for a mistake of the user's, or a missing package.  A new run that has measured
-    nothing is removed then.  Where a resumed run cannot go on, since a package has changed for
-    example, all tasks are carried out in a new run.
+    Raises UserError for a mistake of the user's, or a missing package: after the answer is printed
+    if a task has ended well, else without an answer, and a new run is removed.  If a resumed run
+    cannot go on, since a package has changed for example, all tasks are carried out in a new run.
 
     Args:
         tool, name: name the folder of the run
@@ -222,8 +222,8 @@ def measured(
         tasks: what to run; [] with `follow`
         answer: makes what is printed, from the records
         timed: whether other load on the machine would spoil the numbers
-        follow: chooses each next task by what is measured so far; a task that fails is a row, and
-            --resume tries it again
+        follow: chooses each next task by what is measured so far.  A task that fails does not end
+            the run: the answer shows it as a failed row, and --resume tries it again
     """
     executor = executor or Executor()
     header = dict(
@@ -256,4 +256,6 @@ def measured(
             raise ended.mistake
         result = answer(kept)
         shown = result.render(arguments.format)
-        return benchmark.finish(ended, shown, "", result.statuses, arguments)
+        return benchmark.finish(
+            ended, shown, details="", statuses=result.statuses, arguments=arguments
+        )

@@ -198,14 +198,16 @@ def _is_empty(file: Path) -> bool:
 
 
 def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> parts.Slice:
-    """Return the functions by which the page and the summary show the runs of a tool."""
+    """Return the functions by which the page and the summary show the runs of a tool.
+
+    title: of the tool's sections, one for each run shown; answer: makes the answer of a run."""
 
     def sections(base: Path, paths: Sequence[Path]) -> list[parts.Section]:
         return [
             parts.Section(
                 f"{tool}-{number}",
                 title,
-                "" if shown.name == title else shown.name,
+                heading="" if shown.name == title else shown.name,
                 tables=shown.tables,
                 failures=[parts.Failure("error", "", [line]) for line in shown.failures],
                 figures=shown.figures,

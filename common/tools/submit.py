@@ -97,7 +97,7 @@ def records(folder: Path) -> Iterator[dict[str, Any]]:
     UserError."""
     header, lines = store.read_run(folder)
     for line in lines:
-        record = kept(schema.as_written(line), "")
+        record = kept(schema.as_written(line), field="")
         if line is header:
             passes = header.settings.passes or ()
             # Where the trace pass is the only one, its name stays: `passes` is never emptied.

@@ -131,7 +131,8 @@ def _numbers(
 ) -> WindowNumbers:
     """Return the numbers of a trace.
 
-    durations: of its complete steps, in microseconds; stub: its last step, if that was cut off."""
+    durations: of the trace's complete steps, in microseconds; stub: the last step, if it was cut
+    off."""
     flags = []
     if stub:
         step = f"ProfilerStep#{stub.number} ({stub.duration:.0f} us)"
@@ -227,7 +228,8 @@ class _Levels:
     """The allocated bytes of one device, sorted by time."""
 
     def __init__(self, trace: reader.Trace, device: reader.Device):
-        levels = map(_Level, *trace.memory[device])
+        counts = trace.memory[device]
+        levels = map(_Level, counts.moments, counts.totals)
         self.levels = sorted(levels, key=lambda level: level.moment)
         self.moments = [level.moment for level in self.levels]
 

@@ -141,11 +141,11 @@ def check(
 
 
 def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float32") -> str:
-    """Return what is wrong in words with a function loss(logits, targets, T_lengths, U_lengths), ""
-    if it is right.
+    """Return in words what is wrong with a function loss(logits, targets, T_lengths, U_lengths); ""
+    if nothing is.
 
-    It is called in this process, and what it raises is raised.  Its name is added to BY_NAME, where
-    it stays.
+    The function is called in this process, and what it raises is raised.  Its name is added to
+    BY_NAME, and stays there.
     """
 
     class Given(OfFunction):

@@ -236,8 +236,10 @@ BUCKETS = (
 
 
 def parts_table(parts: Sequence[Part], by: str) -> Table:
-    """Return the table of the parts, the total last; without columns of the backward or of frozen
-    parameters where there are none."""
+    """Return the table of the parts, the last of which is the total.  It has no columns of the
+    backward if no backward was counted, and none of frozen parameters if none are frozen.
+
+    by: what each part is, one of BREAKDOWNS."""
     total = parts[-1]
     absent = {
         key for key in ("frozen", "backward_macs", "backward_flops") if not getattr(total, key)

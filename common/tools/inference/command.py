@@ -141,10 +141,11 @@ def planned(config: Profile, python: Path) -> list[job.Task]:
 
 
 def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Profile:
-    """Return the configuration in a YAML file, with the values of `overrides`, "--key=value".
+    """Return the configuration in a YAML file, with the values of `overrides` (see `overridden`).
+    Raises UserError.
 
-    quick: keep the shortest two durations and the smallest batch size, where no override gives
-    others.  Raises UserError."""
+    quick: keep only the shortest two durations, unless an override sets the durations, and only
+    the smallest batch size, unless an override sets the batch sizes."""
     changes = overridden(overrides)
     content = configuration.read(path)
     values = {part: of_part for part, of_part in content.items() if of_part is not None}

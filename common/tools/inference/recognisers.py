@@ -111,14 +111,15 @@ def load(model: Model, device: torch.device) -> Recogniser:
 def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
     """Return a bundle of torchaudio.pipelines, by its name `source`, as a recogniser.
 
-    arguments: `beam_width` of a transducer's search, else none.  Raises UserError."""
+    arguments: a bundle of a transducer takes `beam_width`, the width of its search; other bundles
+    take none.  Raises UserError."""
     pipelines = loading.module("torchaudio.pipelines")
     bundle: Any = getattr(pipelines, source, None)
     if not isinstance(getattr(bundle, "sample_rate", None), (int, float)):
         names = [
             name
             for name in pipelines.__all__
-            if hasattr(getattr(pipelines, name), "sample_rate") and name.isupper()  # no class
+            if hasattr(getattr(pipelines, name), "sample_rate") and name.isupper()  # not a class
         ]
         raise UserError(
             f"pretrained_model.source: torchaudio.pipelines has no {source} of audio; {', '.join(names)}"
@@ -148,8 +149,8 @@ def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> 
         return outputs
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
-        # It gets no lengths: no wave here is padded, and the bundles whose features are normalised
-        # by groups are trained without lengths.
+        # The model gets no lengths: no wave here is padded, and models whose features are
+        # normalised by groups were trained without lengths.
         return parts[0](waves)
 
     return Recogniser(search if is_transducer else call, int(bundle.sample_rate))

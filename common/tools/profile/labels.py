@@ -141,7 +141,7 @@ class Labels:
             self._push(BACKWARD, member)
 
     def _end(self, call: Call) -> None:
-        """End the backward of a call, and of those within it."""
+        """End the backward of a call, and of the calls within it; do nothing if it does not run."""
         stack = self._stacks[BACKWARD]
         calls = [running.call for running in stack]
         if call in calls:
