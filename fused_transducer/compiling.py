@@ -178,8 +178,10 @@ def _in_cache() -> Path:
 
 @contextmanager
 def located() -> Iterator[Path]:
-    """Yield the path of the library, which may be deleted afterwards. Raises BuildError,
-    OSError."""
+    """Yield the path of the compiled library; compile it if need be.
+
+    Without a usable cache warn, and compile it into a temporary folder, which is deleted when the
+    context ends. Raises BuildError; OSError if that folder cannot be written."""
     path = Path(__file__).parent / library_name()
     with ExitStack() as stack:
         if not path.is_file():

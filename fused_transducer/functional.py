@@ -355,8 +355,10 @@ def _check_shape(name: str, tensor: Any, shape: Tuple[int, ...], device: torch.d
 
 
 def _reduced(losses: Tensor, reduction: str, weights: Optional[Tensor]) -> Tensor:
-    """Return the losses (M,) times their weights (M,), which may be None: reduced to one number by
-    "sum" or "mean", or all of them by "none"."""
+    """Return the losses (M,) times their weights (M,), reduced: "none" returns all of them, "sum"
+    their sum, and "mean" their sum divided by that of the weights, or by 1 if that is 0.
+
+    A loss whose weight is 0 counts as 0, even if it is infinite. Weights of None count as 1."""
     if weights is not None:
         losses = losses.masked_fill(weights == 0, 0) * weights
     if reduction != "mean":

@@ -84,7 +84,8 @@ def _activate(x, KIND: tl.constexpr):
 
 @triton.jit
 def _slope(x, KIND: tl.constexpr):
-    """Return the derivative of the activation KIND at x."""
+    """Return the derivative of an activation at x; KIND: the activation's number in ACTIVATIONS of
+    call.py."""
     if KIND == 1:
         a = _tanh(x)
         x = 1.0 - a * a

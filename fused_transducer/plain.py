@@ -455,7 +455,8 @@ def backward(
 def _logit_gradients(call: Call, logits: Tensor, tile: _Tile, posteriors: Tensor) -> Tensor:
     """Overwrite the logits (cells, V) of some cells with their gradient, and return them.
 
-    posteriors (cells, parts) float64: the posterior of each part times the gradient of its loss.
+    posteriors (cells, parts) float64: the posterior of each part times the gradient of its row's
+        loss.
     """
     columns = _columns(call, tile.target)
     if call.topology == "tdt":
@@ -480,8 +481,9 @@ def _softmax_gradient(
 ) -> None:
     """Replace the logits (cells, C) of one softmax by their gradient.
 
-    columns (cells, J): the columns that the parts take
-    posteriors (cells, J) float64: the posterior of each part times the gradient of its loss
+    columns (cells, J): the columns of the logits that the J parts of each cell take
+    posteriors (cells, J) float64: the posterior of each part times the gradient of its row's loss
+    smoothing: label_smoothing of `transducer_loss`
     """
     exps = logits.sub_(logits.amax(1, keepdim=True)).exp_()
     total = exps.sum(1, keepdim=True, dtype=torch.float64)
@@ -528,27 +530,28 @@ def _numbers(call: Call) -> Tensor:
 
 
 def parts_of_cells(call: Call, arcs: Tensor, backend: str, padding: float) -> Tensor:
-    """Return the numbers (M, T, U+1, parts) that forward of a backend wrote into arcs for the parts
-    of each cell; `padding` where there is no cell."""
+    """Return what forward of a backend wrote into arcs for each part of each cell, as a tensor
+    (M, T, U+1, parts). It has `padding` where there is no cell.
+
+    Each backend has its own order of the cells in arcs."""
     is_cell = inside(call)
     parts = call.lattice.parts
-    cells = arcs.shape[1]
+    stride = arcs.shape[1]  # distance in arcs between two parts of a cell
     if not arcs.numel():  # there is no cell, since no window has a path
         return arcs.new_full((*is_cell.shape, parts), padding)
     if backend == "native":
         numbers = _numbers(call)
-        cells = call.cells().sum()  # arcs of a compiled graph has room for more
+        stride = call.cells().sum()  # arcs of a compiled graph has room for more
     elif backend == "triton" and call.window is not None:
         frame = torch.arange(call.M * call.T, device=call.device).view(call.M, call.T, 1)
         first, _ = windows.states_of_frames(call.band, call.T).split(1, -1)
-        numbers = (
-            frame * (cells // frame.numel()) + torch.arange(call.U1, device=call.device) - first
-        )
+        room = stride // frame.numel()  # cells of each frame
+        numbers = frame * room + torch.arange(call.U1, device=call.device) - first
     else:
         values = arcs[:parts].view(parts, *is_cell.shape).permute(1, 2, 3, 0)
         return values.masked_fill(~is_cell.unsqueeze(-1), padding)
     numbers = numbers.masked_fill(~is_cell, 0)
-    values = torch.stack([arcs.view(-1)[numbers + part * cells] for part in range(parts)], -1)
+    values = torch.stack([arcs.view(-1)[numbers + part * stride] for part in range(parts)], -1)
     return values.masked_fill(~is_cell.unsqueeze(-1), padding)
 
 

@@ -378,7 +378,8 @@ def _error_verdict(
 
     Args:
         baseline, new: records of the correctness pass
-        before, after: errors of the two sides that can be compared
+        before, after: "loss_error" and "grad_error" of the baseline and of the new side, at sizes
+            that can be compared; None counts as 0
     """
     for record, side in ((baseline, "the baseline"), (new, "the new side")):
         if record.ok is None:

@@ -69,8 +69,9 @@ def standings(
 
 
 def unchanged_by_runs(compared: Sequence[Standing]) -> dict[tuple[str, ...], list[Standing]]:
-    """Return key of two separate runs (see `_runs`) -> the standings of their unchanged rows,
-    without those measured beside other load."""
+    """Return the standings of unchanged rows by the key that `_runs` gives the two separate runs.
+
+    Standings within one run, without a ratio or beside other load are left out."""
     return text.gathered(
         (_runs(standing), standing)
         for standing in compared

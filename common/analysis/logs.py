@@ -52,7 +52,7 @@ class Log:
         the `earlier` and `stopped` rows of each."""
 
         def measure_the_same(row: Row, other: Row) -> bool:
-            """Tell whether one row replaces the other if its run is newer."""
+            """Tell whether two rows measure the same, so that the newer one replaces the other."""
             if (row.name, row.header.values) != (other.name, other.header.values):
                 return False
             # Traces without records do not tell what they measured.

@@ -97,12 +97,13 @@ def differences(row: Row, other: Row) -> list[str]:
     """Return what shows that two rows ran on two machines, as "machine A, 2 cores / B, 2 cores"; []
     where nothing does.
 
-    A field or rate that one side lacks shows nothing."""
+    Two rows of one run, or rows without the name of a CPU, show nothing; neither does a number of
+    cores or a rate that one side lacks."""
     if not _can_compare(row, other):
         return []
     mine, theirs = row.header.machine, other.header.machine
-    other_cores = mine.cores and theirs.cores and mine.cores != theirs.cores
-    if mine.cpu != theirs.cpu or other_cores:
+    cores_differ = mine.cores and theirs.cores and mine.cores != theirs.cores
+    if mine.cpu != theirs.cpu or cores_differ:
         return [f"machine {described(mine)} / {described(theirs)}"]
     if is_known(mine) and is_known(theirs):
         return _other_processor(row, other)

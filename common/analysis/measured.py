@@ -169,10 +169,10 @@ def _peaks(lines: Sequence[schema.Memory]) -> dict[str, dict[str, dict[str, floa
 
 
 def _profiled(line: schema.Trace | None, folder: Path) -> windows.Profiled:
-    """Return the numbers of a run's traces; none, with a note, where the folder lacks all of the
-    files, as results/ does.
+    """Return the numbers of a run's traces. If all of their files are missing from the folder, as
+    in results/, return a note and no numbers.
 
-    line: the record of the trace pass; None where it did not end, or is not known
+    line: the record of the trace pass; None where the pass did not end or the record is not known
     """
     if line:
         files = [reader.perhaps_packed(folder / Path(name).name) for name in line.files]

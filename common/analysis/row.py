@@ -221,7 +221,7 @@ class Row:
 
     @property
     def scope(self) -> str:
-        """Return the scope whose time is shown: the step, or the loss where no step was timed."""
+        """Return the scope whose time is shown: "loss" if only that was timed, else "step"."""
         return "step" if self.step.ms or not self.loss_alone.ms else "loss"
 
     @property

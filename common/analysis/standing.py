@@ -68,7 +68,7 @@ class Standing(ratios.Evidence):
 
     @property
     def over_control(self) -> float | None:
-        """Return the ratio over that of unchanged rows; None without these."""
+        """Return the ratio divided by that of unchanged rows; None without a ratio or control."""
         return self.judged.ratio if self.judged and self.control else None
 
     @property
@@ -203,7 +203,10 @@ class Standing(ratios.Evidence):
         return factor < FAR or interval_is_open
 
     def as_json(self) -> Record:
-        """Return what the JSON of tables tells of it."""
+        """Return the fields that the JSON of tables has of the standing.
+
+        "fastest" is the name of its baseline, "ratio" its `factor`, and "rounds" the number of
+        rounds of its Ratio. "batches", "least", "most" and "of_file" are fields of that Ratio."""
         ratio = self.ratio
         return {
             "scope": self.scope,
@@ -224,7 +227,7 @@ class Standing(ratios.Evidence):
         }
 
     def judged_json(self) -> Record:
-        """Return what `compare` tells of it in addition to `as_json`."""
+        """Return the fields that the JSON of `compare` has in addition to those of `as_json`."""
         baseline_ms, new_ms = self.both_ms
         baseline_rounds, new_rounds = self.rounds
         baseline_busy, new_busy = self.busy

@@ -150,7 +150,8 @@ def device_rates(limits: Sequence[schema.Limits], mkl_as_intel: bool | None = No
     Args:
         limits: records of the limits pass
         mkl_as_intel: whether torch's rate is that of processes in which MKL took its path for
-            Intel's processors (True) or its usual path (False); None: of all processes
+            Intel's processors (True) or its usual path (False); None: of all processes. The other
+            rates are always those of all processes
     """
     memory = [_bytes_per_second(line.streams) for line in limits if line.streams]
     # Leave out the records of the other path. Those that do not know their path count for both.

@@ -176,9 +176,11 @@ def by_time(rows: Sequence[Row], scope: str) -> Pick | None:
 
 
 def smallest(rows: Sequence[Row]) -> Pick | None:
-    """Return the exact row with the smallest peak; None where no peak was measured.
+    """Return the row with the smallest peak, of the kinds of `ranked_kinds`; None where no peak was
+    measured.
 
-    Losses that work on one utterance at a time count too: they are exact, but slower."""
+    Where these kinds are the exact ones, losses that work on one utterance at a time count too:
+    they are exact, but slower."""
     kinds = ranked_kinds(rows)
     if kinds == EXACT:
         kinds = (*kinds, implementations.BY_UTTERANCE)

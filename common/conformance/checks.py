@@ -204,7 +204,10 @@ def _reduced(exam: Examination, weights: torch.Tensor, reduction: str) -> Outcom
 
 
 def second_backward(exam: Examination) -> Outcome:
-    """Judge the gradient of a second backward through the same graph."""
+    """Judge the gradient of a second backward through the same graph.
+
+    The outcome is REFUSES if the loss refuses the second backward. Raises Refused if the loss
+    refuses earlier."""
     reached = []  # the steps whose second backward began
 
     def run(steps, factors):

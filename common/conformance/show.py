@@ -316,9 +316,9 @@ def answer_of(matrix: Matrix, of_user: Sequence[str] = ()) -> kept.Answer:
     clean = [called(row.name, row) for row in matrix.judged if not _odd_cases(row, matrix.cases)]
     asked = f"{matrix.heading}; {text.count(len(matrix.cases), 'case')}"
     lines = [
-        f"{heading}: {finding}"
-        for heading, of_heading in findings(matrix).items()
-        for finding in of_heading
+        f"{heading}: {line}"
+        for heading, finding_lines in findings(matrix).items()
+        for line in finding_lines
     ]
     rows = [
         {"loss": row.name, "case": case.name, **structs.asdict(outcome_of(row, case))}

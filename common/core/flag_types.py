@@ -96,9 +96,9 @@ def durations(text: str) -> str:
     """Parse durations in frames, different whole numbers, and return them as "0,1,2".
 
     One of them must be above 0: with 0 alone no frame would ever be passed."""
-    numbers = split(text)
-    frames = [int(number) for number in numbers if number.isdecimal()]
-    are_different = len({*frames}) == len(numbers)  # all of them whole numbers too
+    words = split(text)
+    frames = [int(word) for word in words if word.isdecimal()]
+    are_different = len({*frames}) == len(words)  # False, too, if a word is no whole number
     if not are_different or not 0 < max(frames, default=0) <= MOST:
         raise UserError(
             f"give different whole numbers of frames, 0,1,2,3,4, one of them above 0, not {text!r}"

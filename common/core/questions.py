@@ -123,7 +123,7 @@ class Question:
 
     @property
     def is_weighted(self) -> bool:
-        """Tell whether each utterance has a factor of its own."""
+        """Tell whether `upstream` has a number for each utterance."""
         return len(self.upstream) > 1 and not self.in_flight
 
     @property

@@ -176,10 +176,11 @@ def _aliases(values: Any) -> list[Any]:
 
 @cache
 def _general(operator: Any, name: str) -> Rule:
-    """Return the rule that follows from the schema and tags of an operator, and from its `name`,
-    which is that of the operator out of place.
+    """Return the rule that follows from the schema, tags and name of an operator.
 
-    Returns None where no rule follows, so that the operator is reported: it may be a product."""
+    Returns None where no rule follows, so that the operator is reported: it may be a product.
+
+    name: the operator's qualified name without "_" at its end: "aten::add" for aten.add_ too"""
     schema = getattr(operator, "_schema", None)
     if schema is None:  # a higher-order operator
         return None
@@ -193,8 +194,8 @@ def _general(operator: Any, name: str) -> Rule:
     takes_tensors = _tensors(schema.arguments)  # arange does not
     writes = any(alias.is_write for alias in _aliases(schema.arguments))
     gives_tensors = writes or _tensors(schema.returns)  # size does not
-    is_torchs = name.startswith(("aten::", "prim::", "profiler::"))
-    if is_torchs and not (takes_tensors and gives_tensors):
+    is_of_torch = name.startswith(("aten::", "prim::", "profiler::"))
+    if is_of_torch and not (takes_tensors and gives_tensors):
         return nothing
     if _MOVES.fullmatch(name):
         return nothing

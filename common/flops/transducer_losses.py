@@ -5,8 +5,8 @@ to the next frame, a target to the next label; these arcs, and the last blank, h
 log-probabilities that the loss needs.  Logits are (N, T, U+1, V).
 
 Only the cells of each utterance are counted, without the padding.  None of these losses runs on the
-meta device, which has no lengths to read.  The counts follow the packages' CPU sources.  A sum of
-two probabilities in the log domain is 4: subtract, exp, log1p, add.
+meta device, which has no lengths to read.  The counts are FLOPs and follow the packages' CPU
+sources.  A sum of two probabilities in the log domain is 4: subtract, exp, log1p, add.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def _torchaudio(call: Call) -> int:
     """Count a forward, which always computes the gradient.
 
     With fused_log_softmax the denominators take 2 for each logit, also for those of padding.
-    Without it there are none, and the gradient takes 4 for each logit and 1 for each arc."""
+    Without it there are no denominators, and the gradient takes 4 for each logit and 1 for each
+    arc."""
     logits = call["logits"]
     V = logits.shape[-1]
     lengths = _lengths(call["logit_lengths"], call["target_lengths"])

@@ -291,8 +291,10 @@ def status_of(error: BaseException) -> str:
 
 
 def run(job: JobSpec, write: Callable[[JobLine], None]) -> tuple[str, str]:
-    """Run a job, and write its records; return its status and the reason.  Raises UserError for a
-    mistake in the user's input; one that the user's own code raises is the status "error"."""
+    """Run a job, and write its records; return its status and the reason.
+
+    Raises UserError for a mistake in the user's input.  A UserError out of the user's own code is
+    not raised: it gives the status "error"."""
     try:
         for record in importlib.import_module(SUBJECTS[job.subject]).run(job):
             write(record)

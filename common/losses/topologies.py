@@ -83,8 +83,8 @@ class Topology:
         return chosen(self.log_probs(logits, blank), target, blank)
 
     def columns(self, target: torch.Tensor, blank: int, width: int) -> torch.Tensor:
-        """Return for each part of a cell the column of the logits whose log-probability it is,
-        (..., P).
+        """Return (..., P): for each of the P parts of a cell the column of the logits from which
+        `parts` takes the log-probability.
 
         Args:
             target: (...) int64, the next target of each cell.

@@ -65,9 +65,9 @@ def compiler_version(compiler: str) -> str:
 
 
 def built(name: str, *flags: str) -> Path:
-    """Return the shared library of SOURCES/NAME.c, which is compiled unless it is there.
+    """Return the path of the shared library of SOURCES/NAME.c; compile it if it does not exist yet.
 
-    Its file has a digest of the source, compiler and flags in its name.  Raises
+    The name of its file has a digest of the source, compiler and flags.  Raises
     NotRunnable("missing") if there is no compiler, or it fails, or COMPILED cannot be written."""
     source = SOURCES / f"{name}.c"
     compiler = os.environ.get("CC", "cc")

@@ -224,7 +224,8 @@ def _origin(side: str, runs: Sequence[Row]) -> str:
 
 
 def _method(changes: Changes) -> str:
-    """Return how the times are compared: between runs or within one, over what, how surely."""
+    """Return how the times are compared: between two runs or within one, what is averaged, the
+    confidence of the intervals, and the tolerance."""
     times = [time for change in changes for time in change.time.values() if time.ratio]
     ways = []
     if not all(time.paired for time in times):

@@ -128,11 +128,11 @@ class Rights(NamedTuple):
 
 
 def rights_of(context, scope: str, steps: Sequence[LossStep], factors: Factors = (ONE,)) -> Rights:
-    """Return the oracle's answer to steps that are run together; steps without leaves have no
-    gradients in it.
+    """Return the oracle's answer to steps that are run together. It has no gradients of steps
+    without leaves.
 
-    The answer is the one that another loss of the round left in the shared folder, if that had the
-    same numbers.
+    The answer is read from the folder `context.shared`, if another loss of the round with the same
+    inputs and lattice has left it there. Else it is computed, and left there.
     """
     adapter = context.adapter
     tensors: dict[str, Any] = {}
@@ -160,9 +160,9 @@ def rights_of(context, scope: str, steps: Sequence[LossStep], factors: Factors =
         # "" stands for no leaf: its numbers are of the losses.
         return {"": [right.score, largest_loss, *losses], **sketch.numbers()}
 
-    leaves = remembered(context.shared, key, tensors, compute)
-    score, largest_loss, *losses = leaves.pop("")
-    return Rights(losses, score, largest_loss, leaves)
+    answer = remembered(context.shared, key, tensors, compute)
+    score, largest_loss, *losses = answer.pop("")  # what is left of the answer is by leaf
+    return Rights(losses, score, largest_loss, leaves=answer)
 
 
 def judge_losses(

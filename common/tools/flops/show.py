@@ -193,8 +193,11 @@ def parts_of(counted: Counted, by: str = "module", depth: int | None = None) -> 
 
 
 def _above(path: str) -> list[str]:
-    """Return the paths of the modules around a module, the outermost first, and its own:
-    ["", "encoder", "encoder.embed"].  The model "" is not around a path in parentheses."""
+    """Return the paths of the modules around a module, the outermost first, and then its own path:
+    ["", "encoder", "encoder.embed"].
+
+    The path of the model is "".  It is left out for a path in parentheses, such as "(loss)", which
+    is a place outside of the model."""
     names = _names(path)
     paths = [".".join(names[:count]) for count in range(1, len(names) + 1)]
     return paths if path.startswith("(") else ["", *paths]

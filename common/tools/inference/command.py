@@ -130,7 +130,7 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
 
 
 def planned(config: Profile, python: Path) -> list[job.Task]:
-    """Return a task for each cell of the grid that a triangle does not leave out."""
+    """Return a task for each cell of the grid, without those that `triangle_only` leaves out."""
     tasks = []
     for position in positions(config):
         if not is_skipped(position, config.profiling_dimensions):

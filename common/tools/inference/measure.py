@@ -162,8 +162,8 @@ class Calls:
         return pieces
 
     def run(self, after_forward: Callable[[], None] = lambda: None) -> None:
-        """Make one call; call `after_forward` at the first symbol, or at the end where there is
-        none."""
+        """Make one call of the model. Call `after_forward` once: at the first symbol of a stream,
+        or at the end of the call if there is no stream or no symbol."""
         self.outputs(after_forward)
         if not self.streamed:
             after_forward()

@@ -154,7 +154,7 @@ class Labels:
         self._stacks[phase].append(Running(call, context))
 
     def _pop(self, stack: list[Running], count: int) -> None:
-        """Leave the spans of all calls but the outermost `count`."""
+        """Take all calls but the outermost `count` off a stack, and exit their spans."""
         while len(stack) > count:
             stack.pop().context.__exit__(None, None, None)
 
