@@ -141,7 +141,10 @@ def cache_folder() -> Path:
 
 
 def refusal(path: Path) -> str:
-    """Return why a file or folder must not be trusted, or "": others own it or can write to it."""
+    """Return why a file or folder must not be trusted; "" if it may be.
+
+    It may be trusted if this user or root owns it, and nobody else can write to it. On a system
+    without such owners (Windows) it is always trusted. Raises OSError."""
     status = path.stat()
     if hasattr(os, "getuid") and status.st_uid not in (os.getuid(), 0):
         return f"{path} belongs to another user (number {status.st_uid})"

@@ -15,22 +15,22 @@ def not_finite(losses: Tensor, weights: Optional[Tensor]) -> Tensor:
 
 
 def check_finite(losses: Tensor, wrong: Tensor, tensors: Sequence[Any], blank: int) -> None:
-    """Raise ValueError if the loss of a row is not finite. The message names the first such row,
-    its T and U, and where its inputs are not finite.
+    """Raise ValueError if a row is `wrong`. The message names the first such row, its T and U, and
+    where its inputs are not finite.
 
     On a GPU this waits for the stream. While a CUDA graph is captured, which cannot wait, nothing
     is checked.
 
     Args
         losses (M,): the losses
-        wrong (M,): what `not_finite` returned
+        wrong (M,): whether each loss is not finite and counts, as `not_finite` returned it
         tensors: the tensors of a Call, from encoder_out to utterance_of
         blank: the number of the blank
     """
     if wrong.is_cuda and torch.cuda.is_current_stream_capturing():
         return
     encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, utterance_of = tensors
-    for m in wrong.nonzero().flatten().tolist()[:1]:
+    for m in wrong.nonzero().flatten().tolist()[:1]:  # the first row, or none
         n = m if utterance_of is None else int(utterance_of[m])
         T, U = int(T_lengths[n]), int(U_lengths[m])
         symbols = {blank, *targets[m, :U].tolist()}

@@ -38,6 +38,7 @@ def _kernel(function):
 
 @triton.jit
 def _tanh(x):
+    """Return tanh(x) of float32 x: by a polynomial near 0, where 1 - exp(-2|x|) loses digits."""
     z = x * x
     p = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1
     p = p * z - 3.33332819422e-1
@@ -48,6 +49,7 @@ def _tanh(x):
 
 @triton.jit
 def _sigmoid(x):
+    """Return 1 / (1 + exp(-x)), without overflow."""
     e = tl.exp(-tl.abs(x))
     return tl.where(x < 0, e, 1.0) / (1.0 + e)
 
@@ -156,6 +158,7 @@ def _power(x):
 
 @triton.jit
 def _log_sigmoid(x):
+    """Return log(sigmoid(x)) of float32 x, without overflow."""
     return tl.where(x < 0, x, 0.0) - _log1p(tl.exp(-tl.abs(x)))
 
 

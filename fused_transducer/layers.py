@@ -104,11 +104,11 @@ def _with_low_rank(layer: Any) -> Tuple[Tensor, Optional[Tensor]]:
 
 
 def _call_hooks(layer: nn.Linear) -> None:
-    """Call the hooks of a layer with zero rows: those before forward may compute the weight
-    (weight_norm).
+    """Call the hooks of a layer with zero rows of input or output. A hook before forward may
+    compute the layer's weight, as that of weight_norm does.
 
     Raises ValueError for a hook that changes what the layer takes or returns, for one that fails
-    with zero rows, and for hooks of backward, which would see no gradient.
+    with zero rows, and for a hook of backward, which would see no gradient.
     """
     if layer._backward_hooks or layer._backward_pre_hooks:
         raise ValueError(f"output has backward hooks, which would not run: {WITHOUT_HOOKS}")

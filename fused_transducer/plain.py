@@ -294,10 +294,11 @@ class Walk:
         """Compute the log-weights of all arcs.
 
         Args
-            lattice: its arcs
+            lattice: has the arcs, which are the same for all cells
             parts: for each part the log-probabilities (T+U, N, U+1), -inf where there is no cell
             T_lengths, U_lengths (N,): int64
-            band (N, U+1, 2): first and last frame of each state under a window, see `windows`
+            band (N, U+1, 2): first and last frame of each state under a window, see `windows`; None
+                without a window
         """
         self.lattice = lattice
         self.diagonals, N, U1 = parts[0].shape
@@ -306,11 +307,12 @@ class Walk:
         self.last_d = T_lengths + U_lengths
         self.last_u = U_lengths
         self.arc = torch.arange(len(lattice.arcs), device=device)
-        # An arc that is longer than all diagonals never stays inside, so it is cut to save margin.
+        # By how many diagonals each arc goes ahead. An arc that is longer than the lattice leads
+        # out of it from every cell; it is cut, so that the margins take less memory.
         steps = [min(arc.dt + arc.du, self.diagonals + 1) for arc in lattice.arcs]
         self.steps = torch.tensor(steps, device=device)
-        self.margin = max(steps)
-        self.blanks = sum(arc.du == 0 for arc in lattice.arcs)
+        self.margin = max(steps)  # number of diagonals of each margin, see `_with_margins`
+        self.blanks = sum(arc.du == 0 for arc in lattice.arcs)  # these arcs come first
         u = torch.arange(U1, device=device)
         t = torch.arange(self.diagonals, device=device).view(-1, 1, 1) - u
         inside = (t >= 0) & (t < T_lengths.view(-1, 1)) & (u <= U_lengths.view(-1, 1))
@@ -556,11 +558,12 @@ def parts_of_cells(call: Call, arcs: Tensor, backend: str, padding: float) -> Te
 
 
 def mean_delay(posteriors: Tensor, reference: Optional[Tensor]) -> Tensor:
-    """Return the mean frame (M,) at which the targets are emitted, as return_delay of
-    `transducer_loss`.
+    """Return the mean frame (M,) at which the targets of each row are emitted, as `transducer_loss`
+    returns it for return_delay. NaN for a row of which no target counts.
 
-    posteriors (M, T, U): the probability that each target is emitted at each frame
-    reference (M, U): frames that are subtracted; a target with a negative one does not count
+    posteriors (M, T, U): the probability that each target is emitted at each frame. A target with
+        0 at all frames does not count.
+    reference (M, U): frames that are subtracted. A target with a negative one does not count.
     """
     t = torch.arange(posteriors.shape[1], device=posteriors.device).view(-1, 1)
     mass = posteriors.sum(1, dtype=torch.float64)

@@ -213,13 +213,14 @@ def nemo(
 def transformers(
     model: nn.Module, encoder_out: Any, decoder_out: Tensor, labels: Tensor, **options: Any
 ) -> Inputs:  # fmt: skip
-    """Return the loss of transformers' ParakeetForTDT (reduction "mean"), ParakeetForRNNT
-    ("mean_volume"), and of NemotronAsrStreamingForRNNT and Nemotron3_5AsrForRNNT, which have none
-    of their own ("mean_volume").
+    """Return the loss of transformers' ParakeetForTDT, ParakeetForRNNT, NemotronAsrStreamingForRNNT
+    or Nemotron3_5AsrForRNNT. The two Nemotron classes have no loss of their own.
 
-    encoder_out: what `model.get_audio_features` returns; decoder_out (N, U+1, H): what
-    `model.decoder` returns of the blank and the labels; labels (N, U), of which the last ones of an
-    utterance may be pad ids, blank ids or negative.
+    The default reduction is "mean" for ParakeetForTDT, and "mean_volume" for the others.
+
+    encoder_out: what `model.get_audio_features` returns
+    decoder_out (N, U+1, H): what `model.decoder` returns for the blank and then the labels
+    labels (N, U): those behind the last token of an utterance are pad ids, blank ids or negative
     """
     config = model.config
     frames = encoder_out.pooler_output
@@ -228,7 +229,7 @@ def transformers(
         mask = frames.new_ones(frames.shape[:2])
     is_token = (labels != config.pad_token_id) & (labels != config.blank_token_id) & (labels >= 0)
     numbers = torch.arange(1, labels.shape[1] + 1, device=labels.device)
-    # Tokens are numbered from 1, and padding is behind the last one; 0 is an utterance without any.
+    # The length is the number of the last token, from 1; 0 for an utterance without tokens.
     U_lengths = nn.functional.pad(is_token * numbers, (1, 0)).amax(1)
     named = {
         "targets": labels,
@@ -430,7 +431,7 @@ def speechbrain(
     (`transducer_lin`).
 
     encoder_out (N, T, H), decoder_out (N, U+1, H): projected, not unsqueezed
-    T_shares, U_shares (N,): the lengths as SpeechBrain has them, as shares of the longest
+    T_shares, U_shares (N,): SpeechBrain's lengths, which are shares of the padded length
 
     Raises ValueError if a layer is in a DistributedDataParallel or DataParallel of its own.
     """
@@ -440,7 +441,7 @@ def speechbrain(
                 f"{type(layer).__name__} reduces no gradients of a layer that is not called: call this within the "
                 "forward of a module that has both layers"
             )
-    if joint.joint == "concat":  # one layer of both outputs, one behind the other
+    if joint.joint == "concat":  # one layer takes both outputs, concatenated: it is split in two
         linear = _inner(joint.joint_network)
         weight, bias = of_linear(linear)
         sizes = [encoder_out.shape[-1], decoder_out.shape[-1]]

@@ -49,12 +49,12 @@ class AnyPython(bdist_wheel):
     it was not."""
 
     def get_tag(self):
-        system = super().get_tag()[2].replace(platform.machine(), compiling.machine())
-        return (
-            "py3",
-            "none",
-            system if self.get_finalized_command("build_ext").get_outputs() else "any",
-        )
+        """Return (Python, ABI, platform) of the wheel's file name."""
+        _, _, this_platform = super().get_tag()
+        # A cross compiler may have compiled the library for another machine.
+        of_library = this_platform.replace(platform.machine(), compiling.machine())
+        has_library = self.get_finalized_command("build_ext").get_outputs()
+        return "py3", "none", of_library if has_library else "any"
 
 
 setup(

@@ -145,8 +145,10 @@ def _pairs_of(name: str, before: Sequence[Row], after: Sequence[Row]) -> list[Pa
 
 
 def within(log: Path, baseline: str, new: str) -> Pair:
-    """Return the pair of two implementations in a log folder: of the newest run that measured both,
-    else the newest of each.
+    """Return the pair of two implementations in a log folder.
+
+    It is from the newest run that measured both with equal settings.  Without such a run, it is the
+    newest row of each.
 
     Raises UserError where one is missing, or they were measured with other settings."""
     runs = groups.newest_first(read_runs(log))

@@ -330,7 +330,7 @@ def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -
     if not batches:
         return None
     sides = [log_values(before), log_values(after)]
-    error = None
+    error = None  # a side of one round has no variance
     freedom = 1.0
     if min(map(len, sides)) > 1:
         variances = [variance(side) / len(side) for side in sides]

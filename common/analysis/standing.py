@@ -413,7 +413,7 @@ def _compare_controls(group: Sequence[Row]) -> None:
 
 def drifts(rows: Sequence[Row]) -> list[tuple[Standing, ratios.Factor]]:
     """Return the standings whose ratio surely changes along the rounds, each with the factor from
-    the first round to the last. The intervals of all factors hold together."""
+    the first round to the last. With statistics.CONFIDENCE, all these intervals hold at once."""
     ranked = [row.against_fastest for row in rows if row.against_fastest]
     compared = [standing for standing in ranked if standing.paired and standing.by_round]
     confidence = statistics.confidence_of_each(len(compared))

@@ -93,8 +93,8 @@ class Picks(NamedTuple):
 
 
 def picks(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Picks:
-    """Return the picks of rows of one group. The fastest approximation also gets its time and its
-    peak over those of the fastest exact row, where they are known.
+    """Return the picks of rows of one group. The fastest approximation also has `time_over_exact`,
+    unless other load distorts it, and `peak_over_exact` if both peaks are known.
 
     folders: where a conformance matrix may be, besides docs/
     """

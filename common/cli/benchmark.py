@@ -310,7 +310,9 @@ def _finish(
     ended: Ending, folders: Sequence[Path], arguments: Namespace, needed: Sequence[str] = ()
 ) -> int:
     """Print the table of the runs in some folders, write the report and return the exit code.
-    Raises the UserError that stopped the measuring; but for store.NotWritten, if there is a run.
+
+    Raises the UserError that stopped the measuring.  If there is a run, a store.NotWritten is only
+    printed.
 
     needed: names of the rows that fail the command if they cannot run."""
     if ended.mistake and not any(folder.exists() for folder in folders):
@@ -369,14 +371,16 @@ def finish(
     arguments: Namespace,
     log: logs.Log | None = None,
 ) -> int:
-    """Print the table, write details and report to --log-dir, and return the exit code.  Raises the
-    UserError that stopped the measuring; but for store.NotWritten, which is printed.
+    """Print the table, write details and report to --log-dir, and return the exit code.
+
+    If a UserError stopped the measuring, raises it after the table, and writes no report.  But a
+    store.NotWritten is only printed, and the report is tried.
 
     Args:
         ended: how the measuring ended
         short: the table on one screen
         details: the whole table, for --details and DETAILS; "" if the command has one table only
-        statuses: of the rows, which tell the exit code
+        statuses: those of the rows; they tell the exit code if `ended` has none
         arguments: the flags
         log: the records of --log-dir, if they are read already
     """

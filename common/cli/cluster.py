@@ -71,8 +71,10 @@ def add_flags(parser: ArgumentParser) -> None:
 
 def measured(arguments: Namespace) -> Iterator[Path]:
     """Run every cell on the cluster, with the flags of this command; yield each run folder that
-    comes back.  Raises UserError, also for cells that could not be measured, when all have
-    ended."""
+    comes back.
+
+    Raises UserError for flags that a cluster cannot have, and if the cluster cannot be used.  Also
+    raises UserError if some cells could not be measured, but only when all cells have ended."""
     if arguments.resume or arguments.in_place:
         flag = "--resume" if arguments.resume else "--in-place"
         raise UserError(

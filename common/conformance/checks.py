@@ -263,9 +263,11 @@ def deterministic(exam: Examination) -> Outcome:
 
 
 def without_gradient(exam: Examination) -> Outcome:
-    """Judge the loss alone: of logits that require no gradient if the question is "no-gradient",
-    else under torch.no_grad."""
-    is_detached = exam.question.name == "no-gradient"  # then torch may record gradients, else not
+    """Judge the loss alone, where no gradient can be asked for: it must not require one.
+
+    If the question is "no-gradient", the inputs require no gradient, while torch may record them.
+    Else the inputs require a gradient, and the loss runs under torch.no_grad."""
+    is_detached = exam.question.name == "no-gradient"
     requires_grad = []
 
     def run(steps, _):

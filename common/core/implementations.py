@@ -487,7 +487,7 @@ def file_of(implementation: Implementation) -> Path:
 
 
 def imported(path: Path) -> ModuleType:
-    """Import a file as a module named after it, and return that.
+    """Import a file as a module named after it, and return the module.
 
     Its folder goes to the front of sys.path: like a script it may import what is there.  The module
     goes into sys.modules, where `inspect` needs it to find the source."""

@@ -358,7 +358,8 @@ class FlopCounter:
         if rule is None:
             self._missing(call.name, path, "no rule")
             rule = rules.nothing  # its calls are counted
-        if call.name != "aten::detach":  # which comes before numpy computes with a weight
+        # A module that computes in numpy only detaches its weights: that does not count as use.
+        if call.name != "aten::detach":
             for value in (*args, *kwargs.values()):
                 tensors = value if isinstance(value, (list, tuple)) else [value]
                 self._taken.update(map(id, tensors))

@@ -216,7 +216,8 @@ class AddressSpace(Limit):
 
     @contextmanager
     def within(self, size: int) -> Iterator[None]:
-        """Limit the address space of the process to that of the loaded one plus `size`."""
+        """Limit the address space of the process during the context: to `size` bytes more than it
+        had when this object was made.  Set `peak_bytes` at the end, also after an error."""
         before = resource.getrlimit(resource.RLIMIT_AS)
         give_back_free_memory()
         cleared = clear_peak()
@@ -224,7 +225,7 @@ class AddressSpace(Limit):
         try:
             yield
         finally:
-            # It comes first, since the handler of an error needs memory too.
+            # End the limit first, since the handler of an error needs memory too.
             resource.setrlimit(resource.RLIMIT_AS, before)
             peak = status_bytes("VmHWM")
             self.peak_bytes = max(peak - self.resident, 0) if cleared and peak is not None else None
@@ -257,7 +258,7 @@ class Device(Limit):
 
     @contextmanager
     def within(self, size: int) -> Iterator[None]:
-        """Leave `size` bytes of the device free: hold all others in one tensor during the context.
+        """Leave `size` bytes of the device free during the context: hold the rest in one tensor.
         If the context ends without an error, set `peak_bytes`."""
         self._give_back_unused()
         block = torch.empty(self.available - size, dtype=torch.uint8, device=self.device)

@@ -149,9 +149,9 @@ class Rounds:
 
     def end_same_code(self, wrong: Job, reason: str) -> None:
         """End the rows that run the same code as a loss that was found wrong.  Their own jobs ask
-        fewer questions, and may not find it.
+        fewer questions, and may not find the mistake.
 
-        wrong: the job that found it; reason: what is wrong."""
+        wrong: the job that found the loss wrong; reason: what is wrong with the loss."""
         for name, run in self.session.run_of.items():
             if find(name).same_as == wrong.implementation and not run.failed:
                 # The status has a job name of its own.  Under that of a round that has ended well,

@@ -376,9 +376,10 @@ class OfFunction(Adapter):
     def call(self, tensors: Mapping[str, Any], prepared: SimpleNamespace) -> Any:
         function: Any = self.function()
         options = self.options()
-        if inspect.isclass(function):  # a module: its constructor takes the options
+        if inspect.isclass(function):  # a class of modules takes options when it is made
             function, options = function(**options), {}
-        return function(*tensors.values(), *vars(prepared).values(), **options)
+        labels = vars(prepared)
+        return function(*tensors.values(), *labels.values(), **options)
 
     def loss_of(self, tensors: Mapping[str, Any], prepared: SimpleNamespace) -> Any:
         losses = self.call(tensors, prepared)

@@ -116,11 +116,13 @@ class StepCells(Cells):
         return max(self.leaves["output.weight"].shape)
 
     def logits(self, n, begin, end):
-        U1 = self.batch.shapes[n][1] + 1
         with torch.enable_grad():
-            decoder_out = self.leaves["decoder_out"][n, None, :U1]
-            if self.layout.approximate:
-                decoder_out = self.leaves["decoder_out"][n][self.u_of(n, begin, end)]
+            decoder_out = self.leaves["decoder_out"][n]
+            if self.layout.approximate:  # each frame has positions u of its own
+                decoder_out = decoder_out[self.u_of(n, begin, end)]
+            else:
+                _, U = self.batch.shapes[n]
+                decoder_out = decoder_out[: U + 1]
             joined = torch.tanh(self.leaves["encoder_out"][n, begin:end, None] + decoder_out)
             return torch.nn.functional.linear(
                 joined, self.leaves["output.weight"], self.leaves["output.bias"]

@@ -86,9 +86,8 @@ class Right:
         self.adapter = adapter
         self.layout = layouts.of(adapter)
         # the layout of a pruned loss in scope "step", which adds its simple loss; else None
-        self.pruned = self.layout if isinstance(self.layout, layouts.Pruned) else None
-        if scope != "step":
-            self.pruned = None
+        is_step = scope == "step"
+        self.pruned = self.layout if is_step and isinstance(self.layout, layouts.Pruned) else None
         self.model = copy.deepcopy(model).to(dtype)
         self.cells: list[Cells] = []
         for step, factor in zip(steps, factors):
@@ -98,11 +97,12 @@ class Right:
             if "given" not in leaves:
                 kind = StepCells
                 leaves = self._own_leaves(step)
-                # The gradients of the weights are sums over all steps, so the last one has them.
+                # The gradients of the weights are sums over all steps: compare them once, as those
+                # of the last step.
                 if step is not steps[-1]:
                     gradients = {name: gradients[name] for name in OUTPUTS}
-            of_utterances = factor.expand(len(step.batch.shapes)).tolist()
-            self.cells.append(kind(self.layout, step, leaves, gradients, of_utterances, dtype))
+            by_utterance = factor.expand(len(step.batch.shapes)).tolist()
+            self.cells.append(kind(self.layout, step, leaves, gradients, by_utterance, dtype))
         self.lattices: list[list[Lattice]] = []
         self.losses: list[torch.Tensor] = []
 

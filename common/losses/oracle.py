@@ -116,7 +116,7 @@ def cell_gradient(
     Args:
         logits: (..., V + topology.extra); the gradient has their dtype.
         target: (...) int64, the next target of each cell; any symbol in cells without one.
-        derivatives: (..., P), those that `of_parts` returns for these cells.
+        derivatives: (..., P), of the log-likelihood by the parts of these cells, from `of_parts`.
     """
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()

@@ -72,7 +72,8 @@ def set_up_leaves(
 def factors_of(question: Question) -> list[torch.Tensor]:
     """Return what each loss of a question is multiplied by: a tensor float64 () for each loss.
 
-    A question with a factor for each utterance has one loss, and so one tensor, (N,)."""
+    A question with a factor for each utterance has one loss, and so one tensor, (N,).  A question
+    without factors gets [ONE]."""
     upstream = torch.tensor(question.upstream, dtype=torch.float64)
     if question.is_weighted:
         return [upstream]

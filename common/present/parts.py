@@ -168,7 +168,7 @@ class Failure(NamedTuple):
 
     @property
     def is_error(self) -> bool:
-        """Tell whether it failed; False if it just cannot run here."""
+        """Tell whether the run failed; False if it only cannot run here."""
         return self.status not in NOT_RUNNABLE
 
 

@@ -123,7 +123,9 @@ class Uv:
         )
 
     def _fetch(self) -> None:
-        """Install the uv of requirements/uv.txt, unless it is there."""
+        """Install the uv of requirements/uv.txt, unless it is there.
+
+        Raises NotRunnable without venv or ensurepip, and CalledProcessError if pip fails."""
         requirements = LOCKS / "uv.txt"
         digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
         stamp = UV / "stamp"

@@ -145,7 +145,7 @@ def _dot_trace(dot: Dot, lane: int) -> Plotly:
             "arrayminus": [dot.ratio - dot.low],
             "thickness": 2,
         }
-    look = style.marker(dot.look, 12, dot.hollow)
+    look = style.marker(dot.look, size=12, hollow=dot.hollow)
     return style.points(dot.name, [(dot.ratio, -lane)], look, "%{x:.3g} times", **options)
 
 
@@ -247,7 +247,7 @@ def _position_trace(position: Position, on_front: bool) -> Plotly:
     options: Plotly = {"error_x": whiskers, "cliponaxis": False}
     if on_front:
         options.update(mode="markers+text", text=[style.shown(row.label)], textposition="top right")
-    look = style.marker(row.look, 13, hollow=not position.is_ranked)
+    look = style.marker(row.look, size=13, hollow=not position.is_ranked)
     hover = "%{x:.4g} ms, %{y:.4g} MB"
     return style.points(
         row.marked_label, [(position.time.median, position.mb)], look, hover, **options
@@ -402,7 +402,8 @@ def _curve_trace(curve: Sequence[Point], is_numeric: bool, unit: str) -> Plotly:
     shown = float if is_numeric else settings.worded
     places = [(shown(point.value), point.measured.median) for point in curve]
     hover = f"%{{x}}: %{{y:.4g}} {unit}"
-    return style.points(row.marked_label, places, style.marker(row.look, 11), hover, **options)
+    dot = style.marker(row.look, size=11)
+    return style.points(row.marked_label, places, dot, hover, **options)
 
 
 def _point_cells(point: Point, flag: str, unit: str) -> dict[str, Cell]:
@@ -649,7 +650,7 @@ def _curve_and_peak(row: Row, curve: Curve, index: int, scale: float) -> list[Pl
     line = {**style.line(row.look), "dash": "solid", "shape": "hv"}
     options: Plotly = {"mode": "lines", "line": line, "customdata": numbers}
     peak = curve.mb.index(curve.peak_mb)
-    dot = style.marker(row.look, 10)
+    dot = style.marker(row.look, size=10)
     return [
         style.points(row.marked_label, places, {}, hover, **options),
         style.points(row.marked_label, [places[peak]], dot, hover, customdata=[numbers[peak]]),

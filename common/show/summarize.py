@@ -87,7 +87,8 @@ def main(options: Namespace) -> int:
     log = logs.read_any(options.log, options.all_runs)
     text = _text(log, options)
     if options.output is not None:
-        write_whole(another("--output"), (options.output, text))
+        advice = another("--output")
+        write_whole(advice, (options.output, text))
     else:
         print(text, end="")
     return EXIT_OK if log.readable else EXIT_FAILED

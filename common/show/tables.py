@@ -318,7 +318,8 @@ def _screen_cell(row: Row, metric: metrics.Metric) -> Cell:
 def wrapped(text: str, width: int, indent: str = "", most: int | None = None) -> Lines:
     """Return lines of at most `width` characters, with `indent` before all but the first.
 
-    most: number of lines; "..." ends the last where more would be needed. None is no limit.
+    most: largest number of lines; if the text needs more, the last of these is cut and ends in
+        " ...". None is no limit.
     """
     lines = wrap(plain(text), width, subsequent_indent=indent, break_on_hyphens=False) or [""]
     if most is not None and len(lines) > most:

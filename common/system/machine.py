@@ -342,10 +342,11 @@ class ForeignLoad:
         return time.perf_counter_ns() - self.start.ns >= SHORTEST_WINDOW_NS
 
     def share(self) -> float | None:
-        """Return the share of other processes since the last call, and begin the next window.
+        """Return the share of the CPU time that other processes took in the window, and begin the
+        next window.
 
         The share is in 0..1; None if the system does not tell.  A window that is too short is
-        joined with the one before it; the first one is made longer by a wait.
+        joined with the window before it.  If it is the first, this waits until it is long enough.
         """
         start, end = self.start, self._look()
         short_ns = SHORTEST_WINDOW_NS - (end.ns - start.ns)

@@ -172,9 +172,9 @@ class Server:
         self.poll.register(self.process.stdout or -1, select.POLLIN)
 
     def ask(self, **request: str) -> None:
-        """Send a request: "argument" and "output", see the module."""
+        """Send a request and set `busy`.  request: "argument" and "output", see the module."""
         self.busy = True
-        with suppress(OSError):  # of a server that died, `answer` returns the code
+        with suppress(OSError):  # if the server has died, `answer` returns its exit code
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
 
     def answer(self, seconds: float) -> dict[str, int]:

@@ -32,9 +32,10 @@ _identity = attrgetter("tool", "name", "config", "settings")
 
 
 def run_name(model: str) -> str:
-    """Return the name of a run from that of its model, as a part of the name of a folder.
+    """Return the name of a run from that of its model.  It may stand in the name of a folder.
 
-    "package.module:name" gives "package.module-name", and "hf:owner/name" gives "name"."""
+    "package.module:name" gives "package.module-name", and "hf:owner/name" gives "name".  A name of
+    which nothing is left gives "model"."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name).strip("-.") or "model"
 
 

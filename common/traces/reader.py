@@ -41,7 +41,10 @@ _FILE_NAME = re.compile(r"(?P<worker>.*?)(?:\.(?P<time>\d+))?\.pt\.trace\.json(\
 
 
 def is_trace(path: Path) -> bool:
-    """Return whether a file is a chrome trace, packed or not: by its name, or by how it begins."""
+    """Return whether a file is a chrome trace, gzipped or not.
+
+    Its name must end in .json or .json.gz.  A file is a trace if its name is one that torch gives,
+    or if its first SEARCHED_BYTES show events.  False for any other file that cannot be read."""
     if not path.name.endswith((".json", ".json.gz")) or not path.is_file():
         return False
     if _FILE_NAME.match(path.name):

@@ -219,8 +219,11 @@ class Judgement(NamedTuple):
 def check(context, scope: str, taken: Mapping[int, Taken]) -> Judgement:
     """Judge the last timed step of each batch.
 
-    Where all repeats had the same numbers one more step is judged, unless the loss loops in Python.
-    Return the largest errors, and what is wrong with the first wrong step."""
+    If all repeats had the same numbers (`context.held`), judge one more step, unless the loss loops
+    in Python.  Return the largest errors of these steps, and what is wrong with the first wrong
+    one.
+
+    taken: number of a batch -> its last timed step."""
     every = [judge_step(context, scope, batch, step) for batch, step in taken.items()]
     if context.held and not context.loops_in_python:
         every.append(judge_further_step(context, scope, taken))

@@ -158,14 +158,16 @@ def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float3
 
 
 def answers_at_size(context, index: int) -> tuple[list[Answer], list[str]]:
-    """Return the answer about a batch in each scope, and the names of what did not repeat.
+    """Return the answer about a batch in each scope, and the names of what did not repeat in the
+    first scope.
 
-    In the first scope a step runs twice on the same numbers.  Named are "loss", and the leaves
-    whose gradient has other bits the second time.
+    Before each answer, `run_before` runs steps, one of them on the numbers of the answer.  The
+    second list names what has other bits in the answer than in that step: "loss", and the leaves
+    whose gradient has.
 
-    The steps of `run_before` come before each answer.  They are left out for a loss that loops in
-    Python, and for a row of the same code as another, and then the second list is empty.  A row of
-    the same code is asked only in the scopes that are measured.
+    For a loss that loops in Python, and for a row of the same code as another, no steps come before
+    the answer, and the second list is empty.  A row of the same code is asked only in the scopes
+    that are measured.
     """
     result: list[Answer] = []
     differing: list[str] = []
@@ -179,7 +181,7 @@ def answers_at_size(context, index: int) -> tuple[list[Answer], list[str]]:
         answer = ask(partial(ready, context, scope, index), scope)
         if not result:
             differing = changed(earlier, answer.computed)
-        answer.computed.clear()
+        answer.computed.clear()  # a gradient takes as much memory as its leaf, such as the logits
         result.append(answer)
     return result, differing
 

@@ -50,7 +50,10 @@ def load_all(context) -> None:
 
 
 def run(context) -> Iterator[Memory]:
-    """Yield the ``memory`` records of every scope and batch of a subject.Context."""
+    """Yield a ``memory`` record for each scope of a subject.Context, on the batches that take most:
+    all of these in the last scope, the first of these in the others.
+
+    A loss that loops in Python has one record, of the last scope and the first of these batches."""
     load_all(context)
     level = held(context.device)
     scopes = context.settings.scopes
@@ -59,7 +62,7 @@ def run(context) -> Iterator[Memory]:
     if context.loops_in_python:
         scopes, heavy = scopes[-1:], heavy[:1]
         small_steps = first_steps = 1
-    if context.same_as:
+    if context.same_as:  # another row has the same code, and runs all STEPS
         first_steps = 1
     for scope in scopes:
         for _ in range(small_steps):

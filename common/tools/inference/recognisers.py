@@ -93,7 +93,8 @@ def of_module(module: Any) -> Recogniser:
 def load(model: Model, device: torch.device) -> Recogniser:
     """Return the model of a configuration, on a device.  Raises UserError.
 
-    For a model that is no factory's, this process is kept from downloading, see loading.OFFLINE."""
+    For every type but "factory", this sets the environment variables loading.OFFLINE in this
+    process, which keep the model from downloading."""
     if model.type == "factory":
         return of_module(loading.load(model.source, model.arguments, str(device)).eval())
     makers: dict[str, Callable[..., Recogniser]]
@@ -271,7 +272,7 @@ def noise(seconds: float, sample_rate: int, seed: int) -> torch.Tensor:
 
 
 def batch(path: str | None, seconds: float, size: int, sample_rate: int, seed: int) -> torch.Tensor:
-    """Return a batch (size, samples) of equal waves, each of these seconds.
+    """Return a batch (size, samples) of equal waves, each `seconds` long.
 
     A wave is the audio of the file at `path`, cut or repeated.  Without a path it is noise."""
     wave = noise(seconds, sample_rate, seed)

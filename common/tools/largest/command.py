@@ -440,11 +440,11 @@ def _steps(arguments: argparse.Namespace, vocab_size: int, device: str) -> bucke
 def memory_limit(asked: str | None, device: str) -> tuple[str, int | None]:
     """Return the memory limit in words, and in bytes; None for the bytes on CUDA.
 
-    On a CPU where no limit is asked for, it is SHARE_OF_AVAILABLE of the available memory.  Where
-    more than the available memory is asked for, it is that share too; then warn.  Raises UserError
-    on a CPU without /proc.
+    On a CPU the limit is `asked`.  Without it, or if it exceeds the available memory, the limit is
+    SHARE_OF_AVAILABLE of the available memory; if it exceeds, warn.  Raises UserError on a CPU
+    without /proc.
 
-    asked: text of --memory-limit; None for what is available"""
+    asked: text of --memory-limit; None if it was not given"""
     words = f"--memory-limit {asked}" if asked else "what is available"
     if device != "cpu":
         return words, None
