@@ -208,8 +208,11 @@ def _mixed(x):
 
 @triton.jit
 def _dropout(x, seed, n, t, u, h, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.constexpr):
-    """Return x (cells, columns), each number times 0 or KEEP_SCALE, by the hash that
-    csrc/activations.h has too."""
+    """Return x (cells, columns) after dropout: 0 where a hash of (seed, n, t, u, h) is below
+    DROP_BELOW, else x * KEEP_SCALE. csrc/activations.h computes the same hash.
+
+    seed: pointer to an int64; n, t, u: of each cell; h: number of each column
+    """
     number = tl.load(seed)
     low = (number & 0xFFFFFFFF).to(tl.uint32)
     high = ((number >> 32) & 0xFFFFFFFF).to(tl.uint32)
@@ -1041,8 +1044,8 @@ def weight_gradients(
     PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Add a tile to d_weight (splits, V, HP) and d_bias (splits, V), float32; each split has SHARE
-    rows of the tile."""
+    """Add the gradients of a tile's cells to d_weight (splits, V, HP) and d_bias (splits, V), both
+    float32. The tile's rows are split: each split sums SHARE of them."""
     begin = tl.program_id(2).to(tl.int64) * SHARE
     end = tl.minimum(tl.minimum(begin + SHARE, rows), tl.load(positions + cells - 1) - tile)
     if begin >= end:
@@ -1051,7 +1054,7 @@ def weight_gradients(
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     of_weight = tl.zeros((BV, BH), dtype=tl.float32)
     of_bias = tl.zeros((BV,), dtype=tl.float32)
-    # the interpreter counts to no tensor
+    # In Triton's interpreter the end of a range cannot be a tensor. Masks leave out further rows.
     for first in range(0, end - begin if COMPILED else SHARE, BM):
         row = begin + first + tl.arange(0, BM)
         at = gradients + row[None, :] * VP + v[:, None]
@@ -1119,8 +1122,8 @@ def add_to_decoder(
     sums, numbers, positions, d_decoder, band, cells, tile, rows, T, U1, S, H, HP,
     BM: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Add the gradients of a tile's cells to their states (n, u) in d_decoder: one cell of each
-    frame that the tile has.
+    """Add the gradients of a tile's cells to their states (n, u) in d_decoder. A state has at most
+    one cell in each frame.
 
     Program i has the states i + k * programs, counted from the tile's first utterance on.
     """
@@ -1128,7 +1131,8 @@ def add_to_decoder(
     if tile >= count:
         return
     tile = tile.to(tl.int64)
-    first = tl.load(numbers + tile) // S  # frames, counted over all utterances
+    # The tile's first frame, and the frame behind its last, counted over all utterances.
+    first = tl.load(numbers + tile) // S
     behind = tl.load(numbers + tl.minimum(tile + rows, count) - 1) // S + 1
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     state = first // T * U1 + tl.program_id(0)
@@ -1145,6 +1149,7 @@ def add_to_decoder(
                 low = tl.load(band + frame.to(tl.int64) * 2, mask=has_cell, other=0)
                 has_cell = has_cell & (u >= low) & (u < low + S)
                 cell -= low
+            # How many cells are listed up to this one, and before it: it is listed if they differ.
             here = tl.load(positions + cell, mask=has_cell, other=0)
             before = tl.load(positions + cell - 1, mask=has_cell & (cell > 0), other=0)
             row = (before - tile).to(tl.int64)

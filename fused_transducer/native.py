@@ -136,8 +136,9 @@ def _ceil(a: int, b: int) -> int:
 
 
 def rows(call: Call) -> int:
-    """Return the rows of `arcs`: one for each part of a cell; with many outputs also two for each
-    softmax, which normalise it."""
+    """Return the number of rows of `arcs`: one for each part of a cell. With more than MANY_OUTPUTS
+    outputs, each softmax has two rows more, its normaliser: the largest logit, and the sum of
+    exp(logit - largest) over the other logits."""
     parts = 2 + len(call.durations)
     if call.V <= MANY_OUTPUTS:
         return parts

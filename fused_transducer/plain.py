@@ -34,7 +34,7 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def rows(call: Call) -> int:
-    """Return the rows of `arcs`: one for each part of a cell."""
+    """Return the number of rows of `arcs`: one for each part of a cell."""
     return 2 + len(call.durations)
 
 

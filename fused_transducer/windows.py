@@ -113,9 +113,8 @@ def states_of_frames(band: Tensor, T: int) -> Tensor:
 
 
 def diagonals_of(band: Tensor, T: int) -> Tensor:
-    """Return two numbers for each anti-diagonal d = t + u, (N, T+U+2, 2): how many cells of the
-    utterance are on earlier diagonals, and the first state on this one (see `Diagonal` of
-    csrc/problem.h)."""
+    """Return (N, T+U+2, 2): for each anti-diagonal d = t + u of an utterance, the number of cells
+    on earlier diagonals, and the first state u on this one (see `Diagonal` of csrc/problem.h)."""
     u = torch.arange(band.shape[1], device=band.device)
     d = torch.arange(T + len(u) + 1, device=band.device).expand(len(band), -1).contiguous()
     begin, end = (x.contiguous() for x in (band + u.unsqueeze(-1)).unbind(-1))

@@ -145,7 +145,7 @@ def _percent_words(row: Row, scope: str) -> str:
 
 def _batch_spread(row: Row, scope: str) -> float | None:
     """Return half of the distance between the 20th and 80th percentile of the batches' median
-    times, in percent of their mean; None of fewer than two batches.
+    times, in percent of their mean; None if there are fewer than two batches.
 
     A batch that was timed in several rounds counts once, with the median over its rounds."""
     medians_of_batch = text.gathered(
@@ -161,7 +161,7 @@ def _batch_spread(row: Row, scope: str) -> float | None:
 
 
 def _spread_words(row: Row, scope: str) -> str:
-    """Return the spread over batches as "+-1.2%"; "-" of fewer than two batches."""
+    """Return the spread over batches as "+-1.2%"; "-" if there are fewer than two batches."""
     spread = _batch_spread(row, scope)
     return "-" if spread is None else f"+-{text.number(spread, 2)}%"
 

@@ -362,7 +362,7 @@ FEWEST_ROUNDS_OF_A_DRIFT = 4
 
 
 def drift(by_round: Sequence[float], confidence: float = 0.95) -> Factor | None:
-    """Return by what factor a ratio changes from the first round to the last; None of fewer than
+    """Return by what factor a ratio changes from the first round to the last; None for fewer than
     FEWEST_ROUNDS_OF_A_DRIFT rounds.
 
     The factor is that of a line through the logarithms of the rounds' ratios. Student's t of the

@@ -394,11 +394,11 @@ def rank_times(group: Sequence[Row]) -> None:
 
 
 def _compare_controls(group: Sequence[Row]) -> None:
-    """Set `with_fast_products` of rows that have a control: the same loss measured again with
-    torch's products at the processor's rate. (`Standing.control` is another one: unchanged rows.)
+    """Set `with_fast_products` of rows: how the control of the row stands against the control of
+    the fastest row. It stays None for the fastest row, and where one of the two is missing.
 
-    It is how the row's control stands against that of the fastest row. It stays None where one of
-    these two controls is missing."""
+    Here a control is the row of the same loss under FAST_MKL, with torch's products at the
+    processor's rate. `Standing.control` is something else: how unchanged rows moved."""
     ok = [row for row in group if row.is_comparable]
     controls = {row.loss: row for row in ok if row.name == f"{row.loss}@{implementations.FAST_MKL}"}
     for row in group:
@@ -406,9 +406,9 @@ def _compare_controls(group: Sequence[Row]) -> None:
         if standing is None or standing.is_fastest:
             continue
         control = controls.get(row.name)
-        fastest = controls.get(standing.baseline.name)
-        if control and fastest:
-            row.with_fast_products = stand(control, fastest, standing.scope, standing.margins)
+        of_fastest = controls.get(standing.baseline.name)
+        if control and of_fastest:
+            row.with_fast_products = stand(control, of_fastest, standing.scope, standing.margins)
 
 
 def drifts(rows: Sequence[Row]) -> list[tuple[Standing, ratios.Factor]]:

@@ -107,7 +107,7 @@ def rates(
 
 def others_cpu(samples: Sequence[schema.Sample]) -> float | None:
     """Return the share (0 to 1) of the CPUs that other processes took, averaged over the time of
-    the samples; None where no sample has it."""
+    the samples; None if no sample has a share."""
     shares = [
         (sample.total_wall_ns, sample.foreign_cpu)
         for sample in samples
@@ -196,11 +196,12 @@ SLOW, FASTER = 0.8, 1.2
 
 
 def slow_products(limits: Sequence[schema.Limits]) -> float | None:
-    """Return torch's rate of matrix products over the processor's, if it is slow because of MKL
-    (see SLOW); None if it is not slow, or not known.
+    """Return torch's rate of matrix products over the processor's, if torch is slow because of MKL
+    (see SLOW); None if torch is not slow, or if a rate is not known.
 
     The processor's rate is that of the suite's own loop. On processors that are not Intel's, MKL
-    may not use the widest vectors. A preloaded library makes it take its path for Intel's."""
+    may not use the widest vectors. A preloaded library makes MKL take its path for Intel's
+    processors."""
     # Records with streams are of all threads. Beside other load these wait for each other, so torch
     # would look slow for that reason too.
     one_thread = [line for line in limits if not line.streams]
@@ -254,7 +255,8 @@ def least_work(
 
 
 def _reachable_cells(kind: str, batch: schema.Batch) -> int:
-    """Return the cells without padding that paths of this kind of loss can meet."""
+    """Return the number of cells, without padding, that paths of this kind of loss can meet; all
+    cells without padding if the record does not say."""
     if kind in implementations.ONE_SYMBOL:
         return batch.one_symbol_cells or batch.useful_cells
     if kind == "pruned":

@@ -199,8 +199,10 @@ def write_whole(advice: str, *contents: tuple[Path, Content]) -> None:
 
     Each content goes to a temporary file beside its path; when all are written, they are renamed.
     After an error, such as a full disk, the old files are still there.  A link is replaced; a pipe
-    or a device, such as /dev/stdout, is written to.  Raises UserError with `advice`."""
-    path = Path()
+    or a device, such as /dev/stdout, is written to.
+
+    Raises UserError, whose message ends with `advice`: what to do next."""
+    path = Path()  # the path that an error is about
     temporaries: dict[Path, Path] = {}  # temporary file -> path
     with ExitStack() as stack:
         try:
@@ -218,7 +220,7 @@ def write_whole(advice: str, *contents: tuple[Path, Content]) -> None:
             raise UserError(cannot_write(path, error, advice)) from error
         finally:
             for temporary in temporaries:
-                with suppress(OSError):  # it was renamed
+                with suppress(OSError):  # a file that was renamed is not there
                     temporary.unlink()
 
 
@@ -278,7 +280,7 @@ class Claim:
 
     def __init__(self, path: Path):
         self.path = path
-        self.descriptor = _open_locked(path, None)
+        self.descriptor = _open_locked(path, waiting=None)
         with suppress(OSError):  # On a full disk the lock holds, but its holder is unknown.
             os.ftruncate(self.descriptor, 0)
             os.write(self.descriptor, f"{os.getpid()} on {platform.node()}\n".encode())

@@ -388,7 +388,7 @@ def load(script: str) -> Any:
 
 
 def of_file(file: str) -> Implementation:
-    """Return the row of the script at the path `file`; a script that has none gets one.
+    """Return the row of the script at the path `file`; add a row if the script has none.
 
     Raises UserError for a file that cannot be read, has no ADAPTER, or has the name of another
     script."""

@@ -388,7 +388,7 @@ class FlopCounter:
         count: Count | int = 0
         try:
             count = rule(call)
-        # A tensor has no shape, or a registered rule is wrong: the model runs on.
+        # The rule met a tensor without a shape, or is wrong.  The user's model must run on.
         except Exception as error:
             reason = f"its rule fails, {type(error).__name__}: {text.first_line(error)}"
             self._missing(call.name, path, reason)

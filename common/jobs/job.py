@@ -201,8 +201,8 @@ class Task(Runnable):
         return RowPass(self.name, self.subject)
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
-        """Return the variables of the task, and none of the allocator: with glibc's defaults times
-        are as a user has them, and the heap hides no peak."""
+        """Return the environment variables of the task itself, without any of the allocator: with
+        glibc's defaults times are as a user has them, and the heap hides no peak."""
         return self.environment
 
     def spec(self, settings: Settings, folder: Path) -> JobSpec:

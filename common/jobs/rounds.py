@@ -201,7 +201,7 @@ class Rounds:
 
         After a failure they are not measured again.  Raises Interrupted.
 
-        number: of the round; jobs: of the round, none if it is skipped."""
+        number: number of the round; jobs: the jobs of the round, [] if the round is skipped."""
         session, progress = self.session, self.session.progress
         pythons = {
             name: choice.python
@@ -225,7 +225,7 @@ class Rounds:
         for line in limits:
             line.round = number
         for name in pythons:
-            # Where the disk has no room now, the next job writes it.
+            # If the disk has no room now, the run keeps the records and writes them with the next.
             with suppress(store.NotWritten):
                 session.run_of[name].add(limits)
         progress.done(job.name, end.status, end.reason, LIMITS)
@@ -287,22 +287,22 @@ class Rounds:
 def products(
     executor: Executor, name: str, python: Path, settings: Settings, folder: Path, timeout: float
 ) -> list[schema.Limits]:
-    """Measure how fast torch multiplies matrices on one thread, without FAST_MKL and with it, and
-    return the two ``limits`` records.  The first has the products of the suite's own code, too.
+    """Measure how fast torch multiplies matrices on one thread: first without FAST_MKL, then with
+    it.  Return a ``limits`` record of each; the first also has the suite's own matrix product.
 
-    There are fewer records where a process fails, and none without a C compiler.  Raises
-    Interrupted.
+    A process that fails leaves no record.  If the suite's own product is missing (see `_library`),
+    nothing is measured, and [] is returned.  Raises Interrupted.
 
     Args:
         name, python: an implementation, and a Python that has it
         folder: --log-dir
         timeout: seconds for each process
     """
-    library = _library(settings)
-    if "library" not in library:
+    with_own_product = _library(settings)
+    if "library" not in with_own_product:
         return []
     limits: list[schema.Limits] = []
-    for row, options in ((name, library), (find(name).under(FAST_MKL).name, {})):
+    for row, options in ((name, with_own_product), (find(name).under(FAST_MKL).name, {})):
         request = {**options, "products_alone": True}
         job = Job(row, "limits", subject="device", overrides=(("threads", 1),), request=request)
         # No progress bar is told that the job still runs.

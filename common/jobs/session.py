@@ -170,7 +170,9 @@ def _lines(job: Runnable, child: Child, ending: Ending | None) -> list[Line]:
     """Return the records of a process, the last of which is the status of the job.  Raises UserError
     for a mistake in the user's input that the process found.
 
-    ending: how this command ended the process, None where it ended itself."""
+    If a record does not fit the schema, only the status is returned: an error.
+
+    ending: status and reason if this command killed the process; None if it ended by itself."""
     records = child.records
     last = records[-1] if records else {}
     if last.get("record") == "user_error" and child.returncode == errors.EXIT_USAGE:

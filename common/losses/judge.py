@@ -244,8 +244,10 @@ class Answer:
 
     @property
     def slope_error(self) -> float:
-        """Return the largest distance from 1, among all leaves, of the factor that best fits a
-        gradient to the right one (`Leaf.factor`); infinite for a factor that is not finite."""
+        """Return the largest distance of a `Leaf.factor` from 1, among all leaves; infinite for a
+        factor that is not finite.
+
+        The factor is 1 for a right gradient, and 2 for twice the right gradient."""
         errors = [abs(leaf.factor - 1) for leaf in self.errors.leaves.values()]
         return max(error if math.isfinite(error) else math.inf for error in errors)
 

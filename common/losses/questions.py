@@ -81,8 +81,10 @@ def factors_of(question: Question) -> list[torch.Tensor]:
 
 
 def of_dtype(question: Question, dtype: str) -> Question:
-    """Return a question whose factors and logits half precision can hold, and without an offset, if
-    `dtype` is half; else the question as it is."""
+    """Return a question that can be asked in `dtype`.
+
+    In float16 and bfloat16 that is a copy without offset, whose factors and logits the dtype can
+    hold; in another dtype it is the question itself."""
     if not is_half(dtype):
         return question
     upstream = question.upstream
@@ -346,12 +348,12 @@ def made(
 def relabel(question: Question, batch: Batch) -> None:
     """Change targets and lengths of a batch as a question asks.
 
-    Targets that are the question's blank become 0, its `slack` adds columns of targets, and its
-    `entry` overwrites numbers of the targets or the lengths."""
+    Targets equal to the question's blank become 0.  Columns of targets are added, as many as
+    `slack` says.  The question's `entry` overwrites numbers of the targets or the lengths."""
     if question.blank:
         batch.targets.masked_fill_(batch.targets == question.blank, 0)
-    any_target = 0 if question.blank else 1
-    batch.targets = torch.nn.functional.pad(batch.targets, (0, question.slack[1]), value=any_target)
+    not_blank = 0 if question.blank else 1
+    batch.targets = torch.nn.functional.pad(batch.targets, (0, question.slack[1]), value=not_blank)
     if question.entry:
         name, index, value = question.entry
         getattr(batch, name)[index] = value

@@ -258,7 +258,8 @@ def slices() -> list[Slice]:
 
 
 def judged(loss: str, paths: Sequence[Path]) -> Judged | None:
-    """Return what a tool found of a loss in these log folders; None if none judged it."""
+    """Return what the first tool with an answer found of a loss, from these log folders; None if no
+    tool has judged the loss."""
     for tool in slices():
         if tool.judged and (answer := tool.judged(loss, paths)):
             return answer

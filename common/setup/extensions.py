@@ -102,7 +102,8 @@ class SourcePackage:
 
 
 def pinned(package: str) -> tuple[str, str]:
-    """Return the version of a source package and the SHA-256 of its sdist, in hex."""
+    """Return the version of a source package and the SHA-256 of its sdist, in hex, as
+    requirements/sources.txt pins them."""
     pattern = rf"^{re.escape(package)}==(\S+) --hash=sha256:([0-9a-f]{{64}})$"
     pins = (Path(__file__).parent / "requirements" / "sources.txt").read_text(encoding="utf-8")
     ((version, digest),) = re.findall(pattern, pins, flags=re.MULTILINE)

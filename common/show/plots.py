@@ -150,7 +150,7 @@ def _dot_trace(dot: Dot, lane: int) -> Plotly:
 
 
 def _dot_cells(dot: Dot) -> dict[str, Cell]:
-    """Return {column: cell} of a dot, for the table that stands for the plot."""
+    """Return {column: cell} of a dot, for the table that has the numbers of the plot."""
     numbers = {"ratio": dot.ratio, "low": dot.low, "high": dot.high}
     cells = {title: measured(value, dot.source) for title, value in numbers.items()}
     return {"implementation": Cell(dot.name), **cells, "verdict": Cell(dot.verdict or "-")}
@@ -621,7 +621,7 @@ def memory_within(rows: Rows) -> Figure | None:
     curves = [(row, row.curve) for row in rows if row.curve]
     if not curves:
         return None
-    highest_mb = max(curve.peak_mb for _, curve in curves) or 1.0  # all are flat at 0
+    highest_mb = max(curve.peak_mb for _, curve in curves) or 1.0  # not 0: it divides
     data, names = [], []
     for index, (row, curve) in enumerate(curves):
         data += _curve_and_peak(row, curve, index, 2 * FARTHEST / highest_mb)

@@ -72,7 +72,7 @@ def trace_files(folder: Path) -> list[Path]:
     def order(path: Path) -> tuple[int, int, str]:
         match = _FILE_NAME.match(path.name)
         digits = match["time"] if match else None
-        # The unit depends on the version of torch: a number of more digits is later.
+        # Newer versions of torch count in a smaller unit, so a number of more digits is later.
         return len(digits or ""), int(digits or 0), path.name
 
     return sorted(filter(is_trace, folder.iterdir()), key=order)

@@ -74,8 +74,8 @@ class Profiled:
 
 
 def read_windows(files: list[Path]) -> list[Window]:
-    """Read the traces; a file that cannot be read, or has no step, comes with its error, which is
-    not raised."""
+    """Read the traces.  For a file that cannot be read, or has no step, the window has the
+    TraceError, which is not raised."""
     windows: list[Window] = []
     for path in files:
         try:
@@ -287,7 +287,7 @@ def curve(path: Path) -> Curve | None:
         return None
     if levels.moments[0] < step.begin:
         base = levels.before(step.begin)
-    else:  # the level at which the step began is not known
+    else:  # no event before the step: the level at which it began is not known
         base = min(level.total for level in inside)
     stage_mb: dict[str, float] = {}
     for span in _inside(step, trace.spans):

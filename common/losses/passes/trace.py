@@ -21,7 +21,8 @@ UNTRACED = "no trace, and memory is the process's: it loops over the cells in Py
 
 
 def run(context) -> Iterator[Trace]:
-    """Yield one ``trace`` record of a subject.Context, and write traces and tables to its folder.
+    """Profile steps of a subject.Context: write traces and tables to its folder, and yield one
+    ``trace`` record.  A loss that loops in Python is not profiled: its record has no files.
 
     Traces that an interrupted attempt has left in the folder are removed.
     """

@@ -345,8 +345,8 @@ def _add_ends(result: Answer, state: Progress, rows: Sequence[Row]) -> None:
     """Add to an answer the rows of a loss, their statuses and failures, and a line for each bucket
     whose size was reduced.
 
-    Where any bucket has a size, add the status and the failure of a job "together" that did not end
-    well."""
+    If any bucket has a size, and the job "together" did not end well, add the status and the
+    failure of that job, too."""
     for row in rows:
         name = state.outcomes[row.bucket].name
         if row.bucket in state.reduced:

@@ -206,7 +206,8 @@ def is_manifest(shape_file: Path | None) -> bool:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise UserError for a flag that has no effect beside the others, and for two scopes."""
+    """Raise UserError for a flag that has no effect with the other flags, and for more than one
+    scope."""
     refuse_given = partial(refuse, parser(), arguments)
     model = arguments.model or ""
     if model:

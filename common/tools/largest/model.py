@@ -51,8 +51,8 @@ class Training:
     def batch(self, N: int, T: int, U: int) -> Any:
         """Return N random utterances of T frames and U symbols, as the model's forward takes them.
 
-        A model of transformers takes keywords.  Any other takes features (N, T, F), their lengths,
-        symbols (N, U+1) with a blank first, and their lengths."""
+        A model of transformers gets a dict of keywords.  Another model gets a tuple: features
+        (N, T, F), their lengths, symbols (N, U+1) with a blank first, and their lengths."""
         model: Any = self.model
         input_name = getattr(model, "main_input_name", "")  # models of transformers have one
         config = getattr(model, "config", None)

@@ -232,17 +232,19 @@ class Spans:
 
 
 def by_patterns(model: torch.nn.Module, patterns: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the label of each module whose path matches a pattern of the label, by path.
+    """Return {path: label} of the modules whose path matches a pattern of a label.
 
     * and ? match within a name of the path.  A module that several labels match has the first of
-    them.  Raises UserError for a pattern that matches none."""
+    them.  Raises UserError for a pattern that matches no module.
+
+    patterns: the patterns of each label."""
     paths = [path for path, _ in model.named_modules() if path]
     label_of: dict[str, str] = {}
     for label, of_label in patterns.items():
         for pattern in of_label:
             matches = [path for path in paths if _matches(path.split("."), pattern.split("."))]
             if not matches:
-                # With as many names as the pattern, or fewer.
+                # Paths with as many names as the pattern, or fewer.
                 near = [_starred(path) for path in paths if path.count(".") <= pattern.count(".")]
                 choices = list(dict.fromkeys(near))[:MOST_CHOICES]
                 raise UserError(
@@ -259,7 +261,7 @@ def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
 
 
 def by_depth(model: torch.nn.Module, depth: int) -> dict[str, str]:
-    """Return a label for each module whose path has at most `depth` names, by path.
+    """Return {path: label} of the modules whose path has at most `depth` names.
 
     The modules of a list share a label, "layers.*"; the list itself gets none."""
     lists = (torch.nn.ModuleList, torch.nn.ModuleDict)
