@@ -54,10 +54,11 @@ def _places(
     bias: Optional[Tensor],
     symbols: Set[int],
 ) -> Iterator[str]:
-    """Yield where each input of one row has its first number that is not finite, as
-    "encoder_out at frame 3 is nan".
+    """Yield, for each input of one row that has a number that is not finite, where the first such
+    number is: "encoder_out at frame 3 is nan".
 
-    A bias of -inf takes a symbol out of the softmax. It is wrong only for the row's own `symbols`.
+    A bias of -inf takes a symbol out of the softmax. It counts only if the symbol is in `symbols`:
+    the blank, and the targets of the row.
     """
     wrong = [(x, ~x.detach().isfinite()) for x in (encoder_out, decoder_out, weight)]
     if bias is not None:
@@ -71,5 +72,5 @@ def _places(
         "bias of output",
     )
     for name, (tensor, places) in zip(names, wrong):
-        for row, column in places.nonzero()[:1].tolist():
-            yield f"{name} {row} is {tensor[row, column].item()}"
+        for i, j in places.nonzero()[:1].tolist():
+            yield f"{name} {i} is {tensor[i, j].item()}"

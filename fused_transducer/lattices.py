@@ -84,7 +84,8 @@ class Lattice:
 
     @property
     def of_symbols(self) -> int:
-        """Return the number of first parts whose posteriors add up to the posterior of the cell."""
+        """Return how many parts of a cell have posteriors that add up to the posterior of the cell:
+        all of them, or with tdt the first two, those of the blank and the target."""
         return 2 if self.topology == "tdt" else self.parts
 
 

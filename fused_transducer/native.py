@@ -147,7 +147,7 @@ def rows(call: Call) -> int:
 
 
 def room(call: Call) -> int:
-    """Return the columns of `arcs` that are needed: one for each cell, none for padding."""
+    """Return the number of columns that `arcs` needs: one for each cell, none for padding."""
     return int(call.cells().sum())
 
 

@@ -100,8 +100,9 @@ def losses(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip  # torch 2.6 knows no Tuple here
     """Return (losses (M,) float64, arcs, kept).
 
-    With `gradient`, arcs is what backward needs of `cells` cells; without `gradient`, arcs is
-    empty. kept has the logits of `kept_cells` cells.
+    arcs (rows, cells): with `gradient`, the numbers of each cell that `gradients` needs; else empty
+    kept (kept_cells, V): the logits of the first cells, if the backend keeps logits
+    cells, kept_cells: the number of columns of arcs with `gradient`, and of rows of kept
     """
     tensors = (
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, utterance_of, seed, window

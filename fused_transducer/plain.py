@@ -39,7 +39,7 @@ def rows(call: Call) -> int:
 
 
 def room(call: Call) -> int:
-    """Return the columns of `arcs`: one for each cell of the padded batch."""
+    """Return the number of columns of `arcs`: one for each cell of the padded batch."""
     return call.M * call.T * call.U1
 
 

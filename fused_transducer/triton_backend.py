@@ -80,14 +80,18 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def rows(call: Call) -> int:
-    """Return the rows of `arcs`: one for each part of a cell, and two for each softmax, see
-    `forward`."""
+    """Return the number of rows of `arcs`: one for each part of a cell, and two for each softmax,
+    see `forward`."""
     return call.lattice.parts + (4 if call.topology == "tdt" else 2)
 
 
 def room(call: Call) -> int:
-    """Return the columns of `arcs`: one for each cell of the padded batch. With a window each frame
-    has as many as the frame with most states; to know that, this waits for the GPU."""
+    """Return the number of columns of `arcs`: one for each cell of the padded batch.
+
+    With a window, each frame gets as many columns as the frame with most states has states. To read
+    that number, this waits for the GPU. While a CUDA graph is captured, which cannot wait, it
+    returns the cells of the padded batch.
+    """
     capturing = call.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if call.window is None or capturing:
         return plain.room(call)

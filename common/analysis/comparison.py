@@ -167,7 +167,8 @@ def within(log: Path, baseline: str, new: str) -> Pair:
 
 
 def checked_pair(baseline: Row, new: Row) -> Pair:
-    """Return the pair; raise UserError, which names the differences, if it cannot be compared."""
+    """Return the pair of two rows.  Raises UserError, which names the differences, if the two were
+    measured in different ways or, as two losses, under different versions of torch."""
     different = groups.differences(baseline, new)
     advice = "run both with the same flags on the same machine"
     known_torch = baseline.torch and new.torch

@@ -178,8 +178,8 @@ def without_load(
 
 
 def have_own_batches(rounds: Rounds) -> bool:
-    """Tell whether rounds have batches of their own: no batch is in all of them. A short file may
-    repeat some."""
+    """Tell whether rounds have batches of their own: no batch is in all rounds. With a short shape
+    file a batch may be in several rounds."""
     return len(rounds) > 1 and not set.intersection(*map(set, rounds.values()))
 
 

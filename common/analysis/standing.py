@@ -117,8 +117,10 @@ class Standing(ratios.Evidence):
 
     @property
     def reason(self) -> str:
-        """Return a sentence on the verdict, without its full stop: the difference, then the doubt
-        that decides, or whether the interval is within the tolerance."""
+        """Return a sentence on the verdict, without its full stop: the difference, then the first
+        doubt, or whether the interval is within the tolerance.
+
+        Without a ratio it says why there is none, and beside other load it is the doubt alone."""
         ratio = self.judged
         if ratio is None:
             return self._nothing_to_compare()
@@ -129,7 +131,7 @@ class Standing(ratios.Evidence):
         if self.control:
             difference += f" over {self.control.rows} rows that did not change"
         is_doubted = self.verdict == "unclear" and self._by_interval() != "unclear"
-        # These doubts say what to measure, which helps also where the interval leaves it open.
+        # These doubts say what to measure, so they are of use even if the interval is unclear too.
         has_advice = not self.kinds.isdisjoint(("few rounds", "uncontrolled"))
         if ratio.low is None or ratio.high is None or is_doubted or has_advice:
             return f"{difference}, but {self.doubt}"

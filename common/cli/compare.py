@@ -111,7 +111,7 @@ def parser() -> Parser:
         "--strict",
         action="store_true",
         help="With --fail-on-slower, exit with 3 where a time may have grown by more than P%%, though not surely: "
-        "beside other load, say, or by an interval that reaches above it.",
+        "beside other load, say, or if its interval reaches above P%%.",
     )
     add(
         "--details",

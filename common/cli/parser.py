@@ -144,9 +144,12 @@ def add(group: Any, flag: str, short: str = "", **arguments: Any) -> None:
 
 
 def read_settings(arguments: Namespace) -> settings.Values:
-    """Return {key: value} of the settings of the run, as `settings.resolve` takes them; None for
-    flags that are not given.  With --shape-file it has "file_vocab_size" too.  Raises UserError for
-    a shape file that is not there, and for a --min-duration above --max-duration."""
+    """Return {key: value} of the settings of the run, as `settings.resolve` takes them: without the
+    device, and None for a flag that is not given.  With --shape-file, "file_vocab_size" is a key
+    too.
+
+    Raises UserError for a shape file that is not there, and for a --min-duration above
+    --max-duration."""
     flags = {key: vars(arguments).get(key) for key in settings.SETTINGS if key != "device"}
     if flags["shape_file"] is not None:
         flags.update(_shape_file_settings(flags["shape_file"]))

@@ -73,10 +73,11 @@ def message(error: BaseException) -> str:
 
 
 def attempt(run: Run, steps: list[LossStep], factors: Factors) -> list[torch.Tensor]:
-    """Run steps; return their losses.  It waits for the device, so that late errors of CUDA count.
+    """Run steps, and return their losses.  CUDA reports some errors late, so this waits for the
+    device.
 
-    Raises NotAsked if memory runs out, and Refused if the loss raises an error.  NotOfEach, and an
-    error that leaves the device unusable, are raised as they are.
+    Raises NotAsked if memory runs out, and Refused for another error of the loss.  Two kinds of
+    errors are raised as they are: NotOfEach, and those that leave the device unusable.
     """
     device = steps[0].batch.targets.device
     try:

@@ -455,7 +455,7 @@ def corners(matrix: Matrix) -> dict[str, Corners]:
             for case, outcome in row.cells.items()
             if outcome.result in FINDINGS
         }
-        version = (row.version or "").partition("+")[0]
+        version = (row.version or "").partition("+")[0]  # "1.24" of "1.24+cu130"
         result[row.name] = Corners(version, matrix.started[:10], results)
     return result
 

@@ -296,10 +296,12 @@ ESTIMATE = (
 def size_and_workload(preset: str) -> tuple[str, str]:
     """Parse a preset, such as "cpu", "chars", "cpu,chars" or "chars,cpu".
 
-    Returns (size, workload): a size of SIZES, or "" if none is named; a workload of WORKLOADS,
-    DEFAULT_WORKLOAD if none is named."""
+    Returns (size, workload): a size of SIZES, or "" if the preset names no size; a workload of
+    WORKLOADS, or DEFAULT_WORKLOAD if it names no workload.  Raises UserError for other words, and
+    for two sizes or two workloads."""
     items = [item.strip() for item in preset.split(",")]
-    items = ["full" if item == "seed" else item for item in items]  # its name in old records
+    # Old records have "seed" for the size "full".
+    items = ["full" if item == "seed" else item for item in items]
     sizes = [item for item in items if item in SIZES]
     workloads = [item for item in items if item in WORKLOADS]
     if len(sizes) > 1 or len(workloads) > 1 or len(sizes) + len(workloads) != len(items):

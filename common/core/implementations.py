@@ -117,7 +117,8 @@ class Implementation:
 
     @property
     def exact(self) -> bool:
-        """Tell whether it computes the loss of Graves 2012 without pruning, on any layout."""
+        """Tell whether it computes the loss of Graves 2012 without pruning, from logits or outputs
+        of any layout in LAYOUTS."""
         return self.kind in ("exact", BY_UTTERANCE)
 
     @property
@@ -305,9 +306,10 @@ BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTAT
 
 
 def find(name: str) -> Implementation:
-    """Return the row of "k2", "k2:modified", "fast_rnnt@k2" or "fast_rnnt:modified@k2".
+    """Return the implementation of a name: of "k2", "k2:modified", "fast_rnnt@k2" or
+    "fast_rnnt:modified@k2".
 
-    Raises UserError for a name, variant or condition that is not there."""
+    Raises UserError for an unknown name, or one with an unknown variant or condition."""
     row, at, condition = name.partition("@")
     base, _, variant = row.partition(":")
     if base not in BY_NAME:
@@ -322,7 +324,7 @@ def environments() -> tuple[str, ...]:
 
 
 def with_variants() -> list[Implementation]:
-    """Return every implementation, each followed by its variants.  BY_UTTERANCE is left out."""
+    """Return every implementation, each followed by its variants other than BY_UTTERANCE."""
     rows: list[Implementation] = []
     for implementation in BY_NAME.values():
         rows += [implementation, *map(implementation.of_variant, implementation.variants)]
@@ -402,7 +404,10 @@ def of_file(file: str) -> Implementation:
 
 
 def attributes_of(implementation: Implementation) -> Attributes:
-    """Return the attributes of its ADAPTER; the defaults where a user's file cannot be imported."""
+    """Return the attributes of an implementation's ADAPTER; the defaults where a user's file cannot
+    be imported.
+
+    Raises UserError for a user's file that is no Python or has no ADAPTER."""
     if implementation.script.endswith(".py"):
         return _attributes_of_file(Path(implementation.script))
     return _attributes(load(implementation.script))

@@ -128,7 +128,8 @@ class Question:
 
     @property
     def cells(self) -> int:
-        """Return the number of lattice cells, T (U + 1), of all utterances and losses."""
+        """Return the number of lattice cells: the sum of T (U + 1) over the utterances, twice with
+        two losses in flight."""
         losses = 2 if self.in_flight else 1
         return losses * sum(T * (U + 1) for T, U in self.shapes)
 

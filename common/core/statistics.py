@@ -143,7 +143,8 @@ def verdict(low: float | None, high: float | None, tolerance: float = 0.0) -> st
 
 
 def log_values(values: Sequence[float]) -> list[float]:
-    """Return natural logarithms.  Raises ValueError without values, and for one of 0 or less."""
+    """Return the natural logarithms of values.  Raises ValueError if there are no values, or if a
+    value is 0 or less."""
     if not values or min(values) <= 0:
         raise ValueError("positive values are needed")
     return [math.log(value) for value in values]

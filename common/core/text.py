@@ -121,10 +121,10 @@ def escaped(text: Any) -> str:
 
 
 def plain(text: Any) -> str:
-    """Return text on one line that is safe to print.
+    """Return `text` as one line that is safe to print.
 
-    Left out are commands to the terminal, control characters and those that turn the direction of
-    writing."""
+    It is without commands to the terminal, control characters, and characters that change the
+    direction of writing."""
     spaced = re.sub(r"\s+", " ", str(text))
     if spaced.isprintable():
         return spaced

@@ -277,14 +277,15 @@ SEED = 34
 def draw(seed: int = SEED) -> tuple[np.ndarray, np.ndarray]:
     """Draw the utterances of a corpus like that of FIGURES, in random order.
 
-    Returns int32 (utterances, 2), columns T and U, and the same with feature frames in the place of
-    T.  The same seed gives the same rows on every machine.
+    Returns two int32 arrays (utterances, 2): one with columns T and U, one with columns feature
+    frames and U.  The same seed gives the same rows on every machine.
 
     T is a quantile of the published T, at a uniform percentage.  U is T / 1000 times a quantile of
     the published U per 1000 T in the bin of that T, at another uniform percentage.  Both are
-    rounded, and clipped to the published minimum and maximum, which the product for U can miss by a
-    token or two.  Four numbers of feature frames have the same T.  The number is chosen by where T
-    was before rounding: from T - 0.5, for the least of the four, to T + 0.5, for the most."""
+    rounded, then clipped to the published minimum and maximum: U may be a token or two beyond them.
+
+    Four numbers of feature frames have the same T.  The value that was rounded to T chooses one:
+    the least of the four for a value just above T - 0.5, the most for one just below T + 0.5."""
     published = json.loads(FIGURES.read_text(encoding="utf-8"))
     figures = {name: np.asarray(value) for name, value in published.items()}
     count = published["utterances"]
@@ -301,7 +302,8 @@ def draw(seed: int = SEED) -> tuple[np.ndarray, np.ndarray]:
     rows = np.rint(np.stack([frames, frames / 1000.0 * rate], axis=1))
     rows = np.clip(rows, least, most).astype(np.int32)
     quarter = np.clip(np.floor(4 * (frames - rows[:, 0] + 0.5)), 0, 3).astype(np.int32)
-    return rows, np.stack([4 * rows[:, 0] + 3 + quarter, rows[:, 1]], axis=1)
+    features = feature_frames(rows[:, 0], 4) + quarter
+    return rows, np.stack([features, rows[:, 1]], axis=1)
 
 
 def _interpolate(

@@ -92,14 +92,16 @@ def _optimized_transducer(call: Call) -> int:
 
 
 def _mutual_information(call: Call) -> int:
-    """Count the recursion of k2 and fast_rnnt within `boundary`, and its derivative; all else is
-    operators of torch.
+    """Count the recursion of k2 and fast_rnnt within `boundary`, and its derivative.  All other
+    operations of these losses are operators of torch, which are counted elsewhere.
 
-    px (N, U, T+1) and py (N, U+1, T) are log-probabilities of targets and blanks; px is (N, U, T)
-    where a target takes a frame, too.  A cell that two arcs reach takes 6, see `_recursion`. Its
-    derivative takes 7: add, subtract and exp for the share of one arc, subtract for that of the
-    other, two products with the gradient, and a sum of gradients (mutual_information_cpu.cu).  A
-    cell on an edge, which one arc reaches, takes 1, and its derivative 1."""
+    px (N, U, T+1) and py (N, U+1, T) are log-probabilities of targets and blanks.  On a lattice
+    where a target takes a frame, as a blank does, px is (N, U, T).
+
+    A cell that two arcs reach takes 6 operations, see `_recursion`.  Its derivative takes 7: add,
+    subtract and exp for the share of one arc, subtract for that of the other, two products with the
+    gradient, and a sum of gradients (mutual_information_cpu.cu).  A cell on an edge, which one arc
+    reaches, takes 1 operation, and its derivative 1."""
     px, py = call["px"], call["py"]
     N, U, _ = px.shape
     T = py.shape[2]

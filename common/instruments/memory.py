@@ -105,8 +105,8 @@ def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True
 
 
 def process_peak(step: Step) -> dict[str, int]:
-    """Return by how many bytes this process and its children exceed the level before the step; {}
-    if the system does not tell."""
+    """Return {"process_bytes": by how many bytes the peaks of this process and of its children
+    exceed their levels before the step}; {} if the system does not tell."""
     give_back_free_memory()
     with watched(children_bytes) as children:
         cleared = clear_peak()

@@ -122,12 +122,12 @@ def _cuda_time(averages: Sequence[Any]) -> str:
 
 
 def self_times(profiler: torch.profiler.profile) -> tuple[float, float]:
-    """Return the sums of the self times of all operators on the CPU, and of all kernels on CUDA, in
-    microseconds."""
+    """Return (CPU, CUDA) in microseconds: the sum of the self times of all operators on the CPU,
+    and that of all kernels on CUDA."""
     averages = profiler.key_averages()
-    key = _cuda_time(averages)
+    attribute = _cuda_time(averages)
     cuda = sum(
-        getattr(row, key)
+        getattr(row, attribute)
         for row in averages
         if "CUDA" in str(row.device_type) and not getattr(row, "is_user_annotation", False)
     )

@@ -231,11 +231,13 @@ class Rounds:
         progress.done(job.name, end.status, end.reason, LIMITS)
 
     def repeat(self, rounds: Sequence[Sequence[Job]], wait: float) -> None:
-        """Repeat rounds in which a loss ran beside other load, until none is left.  At most
-        len(rounds) repetitions are made in all, and none begins after the deadline of --budget.
+        """Repeat the rounds in which a loss ran beside other load, until no such round is left.
+
+        At most len(rounds) repetitions are made in all, and none begins after the deadline of
+        --budget.
 
         A round is repeated as a whole, when the machine is quiet.  The new times replace the old
-        ones, whichever are shorter.  If the machine is not quiet in time, no more are repeated.
+        ones, even if they are longer.  If the machine is not quiet in time, the repetitions end.
 
         rounds: the jobs of each round; wait: seconds to wait for a quiet machine, in all."""
         session, progress = self.session, self.session.progress

@@ -413,14 +413,14 @@ class Session:
 
     def _if_comparable(self, job: Runnable, lines: list[Line]) -> list[Line]:
         """Return the records of a job, if it had the same versions, code and shape file as earlier
-        jobs in its Python.  Those of a job that has not ended well are returned unchecked.
+        jobs in its Python.  Records of a job that has not ended well are returned unchecked.
 
-        Where something differs, return a status "error" alone.  Raise Changed instead, if a run of
-        this session was resumed."""
+        If one of these differs, return only a status "error", which says what changed.  If any run
+        of this session was resumed, raise Changed instead."""
         if not store.ended_well(lines):
             return lines
         new_facts = facts(job.row_pass.row, lines)
-        runs = {run.path: run for run in self.run_of.values()}.values()  # tasks share one
+        runs = {run.path: run for run in self.run_of.values()}.values()  # tasks share a run
         for run in runs:
             for key, before in self._facts(run, self.python_of[job.row_pass.row]):
                 if new_facts.get(key, before) != before:

@@ -73,11 +73,10 @@ class Leaf:
 
     @property
     def factor(self) -> float:
-        """Return the factor that turns the right gradient into one as near as possible to the
-        loss's.
+        """Return the factor by which the right gradient comes nearest to the gradient of the loss
+        (least squares); 1 if the right gradient is 0.
 
-        Rounding hardly moves it, since errors of entries average out.  It is 1 if the right
-        gradient is 0."""
+        Rounding hardly changes the factor, since the errors of entries average out."""
         return 1 + self.product / self.right_square if self.largest > rounding.TINY else 1.0
 
     @property

@@ -337,9 +337,10 @@ def transducer_loss(
     """Return -log Pr(y | x) of each utterance, (N,), or their "mean" or "sum", on any lattice.
 
     It computes the forward variables of Graves 2012, section 2.4, and autograd makes the gradient,
-    which is differentiable too.  The cells of an anti-diagonal t + u = d depend only on those
-    before, so one step computes a diagonal of every utterance, in T + U steps.  It is readable, not
-    fast: it keeps several copies of the logits.  float16 and bfloat16 are summed in float32.
+    which is differentiable too.  The cells of an anti-diagonal t + u = d depend only on earlier
+    diagonals.  So one step computes a diagonal of every utterance, and T + U steps compute all.
+    The code is readable, not fast: it keeps several copies of the logits.  float16 and bfloat16 are
+    summed in float32.
 
     Cells outside an utterance's T_i x (U_i+1) may hold anything and get zero gradient.  If no path
     is possible the loss is infinite, with zero gradient.  Raises ValueError for lengths that are
@@ -350,6 +351,7 @@ def transducer_loss(
         logits: (N, T, U+1, V + topology.extra) of any float dtype, unnormalised.
         targets: (N, U) integers in [0, V) without `blank`.
         logit_lengths, target_lengths: (N,) integers, T_i >= 1 and U_i >= 0.
+        blank: the symbol of the blank.
         reduction: "none", "mean" or "sum".
     """
     N, T, U1, _ = logits.shape

@@ -144,8 +144,8 @@ class Card:
     """Hold a question of users and its answer.
 
     Attributes:
-        answer: the name of a loss, or "unclear"
-        clear: whether `answer` is a name
+        answer: the name of a loss, names of those that may be the fastest, or "withheld"
+        clear: whether `answer` is the name of one loss
         lines: the reasons
         code: to copy; "" for none
     """

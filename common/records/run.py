@@ -330,7 +330,7 @@ def open_runs(
 
     Args:
         names: the implementations
-        settings: of all of them
+        settings: the settings that all of them have
         log_dir: the log directory
         resume: whether the newest run with these settings goes on, instead of a new one
         cell: {setting: value} of this cell of a sweep

@@ -477,9 +477,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run this module as a command, and return its exit code.  arguments: None for sys.argv."""
     parser = argparse.ArgumentParser(
         prog="python -m rnnt_bench.setup.environments",
-        description="The environments in .venv. setup: create what is missing or out of date. build: main, these, and "
-        "what is compiled for them. path: print the Python of each, or why there is none, and then exit with 1. clean: "
-        "remove what these made in .venv. lock: resolve their requirements anew.",
+        description="The environments in .venv. setup: create what is missing or out of date. build: set up main, then "
+        "the others, and compile packages for them. path: print the Python of each, or why there is none, and then "
+        "exit with 1. clean: remove what setup and build made in .venv. lock: resolve the requirements anew.",
     )
     parser.add_argument("command", choices=("setup", "build", "path", "clean", "lock"))
     parser.add_argument(

@@ -447,10 +447,11 @@ def _compile_module(source: SourcePackage, device: str, sdist: Path, target: Pat
 
 
 def _runtime_library(folder: Path) -> list[str]:
-    """Return linker flags with which `-lcudart` finds CUDA's runtime; [] if it finds it anyway.
+    """Return the linker flags that `-lcudart` needs to find CUDA's runtime; [] if it needs none, or
+    if CUDA_HOME has no runtime.
 
-    NVIDIA's Python packages have only a file such as libcudart.so.13.  Then `folder` gets a link to
-    it that is named libcudart.so."""
+    The linker looks for libcudart.so, but NVIDIA's Python packages have only a file such as
+    libcudart.so.13.  Then this makes a link libcudart.so to that file in `folder`."""
     library = Path(os.environ.get("CUDA_HOME", ""), "lib")
     versioned = sorted(library.glob("libcudart.so.*"))
     if not versioned or (library / "libcudart.so").exists():

@@ -47,7 +47,9 @@ def cards(rows: Rows, folders: Sequence[Path]) -> list[parts.Card]:
 def _fastest_lines(
     fastest: verdict.Pick, smallest: verdict.Pick | None, rows: Rows
 ) -> list[parts.Line]:
-    """Return the lines of the card of the fastest exact loss: speed, memory, what to beware of."""
+    """Return the lines of the card of the fastest exact loss: speed, memory, and what to beware of.
+
+    Where they are known, torch's products and the change since an earlier run have lines too."""
     speed = verdict.against_next if fastest.sure else verdict.named
     lines = [_line("Speed", speed(fastest, verdict.time_of(fastest.scope)))]
     products = verdict.products_answer(fastest, rows)
@@ -64,8 +66,9 @@ def _fastest_lines(
 def _logits_card(
     logits: verdict.LogitsPick, smallest: verdict.Pick | None, folders: Sequence[Path]
 ) -> parts.Card:
-    """Return the card of the fastest loss that takes logits; it names no loss where the answer is
-    unclear."""
+    """Return the card of the fastest loss that takes logits.
+
+    If it is unclear which one is the fastest, the card says nothing on memory and cautions."""
     pick = logits.step or logits.loss
     lines = [_line("Speed", verdict.logits_answer(logits))]
     if logits.best:
@@ -84,10 +87,13 @@ def _saves(approximate: verdict.Pick) -> bool:
 
 
 def _card(question: str, pick: verdict.Pick, lines: Sequence[parts.Line]) -> parts.Card:
-    """Return a card that names the picked loss and its rivals, with `lines` and its code; one that
-    names none where the answer is withheld."""
+    """Return a card that names the picked loss and its rivals, with `lines` and the code of the
+    picked loss.
+
+    If the answer is withheld, the card names no loss, and its only line says why."""
     if pick.withheld:
-        return parts.Card(question, "withheld", False, lines=[_line("Speed", [pick.withheld])])
+        reason = _line("Speed", [pick.withheld])
+        return parts.Card(question, answer="withheld", clear=False, lines=[reason])
     answer = verdict.either([row.marked_label for row in [pick.row, *pick.rivals]])
     code = snippets.SNIPPETS.get(pick.row.loss, "")
     implementation = implementations.BY_NAME.get(pick.row.loss)

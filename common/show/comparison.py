@@ -89,14 +89,18 @@ def render(changes: Changes, remarks: Sequence[str], format: str = "table") -> s
 def screen(
     changes: Changes, remarks: Sequence[str], terminal: tables.Terminal = tables.UNKNOWN
 ) -> str:
-    """Return the outcome in lines that fit: all times, whatever else changed, and the verdict."""
+    """Return the outcome in lines that fit the terminal: all times, the other numbers that changed
+    or may have changed, and the verdict.
+
+    remarks: further lines below the table.
+    """
     shown = _measured(changes)
     lines = [line for line in lines_of(shown) if line.is_explained]
     below = [*_controls(shown), *_failed_sides(shown), *remarks]
     *sides, _ = origins(shown)  # how the times are compared is not on the screen
     return spaced(
         [
-            [part for line in sides for part in terminal.wrapped(line, None)],
+            [part for line in sides for part in terminal.wrapped(line, most=None)],
             aligned(table(lines, NARROW), tables.LONGEST_NAME, terminal.colors).splitlines(),
             [part for line in below for part in terminal.wrapped(line)],
             tables.verdict_lines(_answers(shown, lines), terminal),
@@ -376,7 +380,11 @@ def _notes(change: comparison.Change) -> Iterator[str]:
 
 
 def write(changes: Changes, remarks: Sequence[str], output: Path) -> Path:
-    """Write the page of a comparison, whole or not at all; return its path. Raises UserError."""
+    """Write the page of a comparison, whole or not at all; return its path. Raises UserError where
+    nothing was compared, or the page cannot be written.
+
+    remarks: further notes below the table.
+    """
     if not changes:
         raise errors.UserError("no page: nothing was compared")
     shown = _measured(changes)

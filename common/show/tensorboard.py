@@ -56,15 +56,16 @@ def scalars(row: Row) -> list[Scalar]:
 
 
 def write_run(folder: Path) -> None:
-    """Write the event file of a run folder, whole or not at all; it replaces an earlier one. Raises
-    UserError where nothing can be read."""
+    """Write the event file of a run folder, whole or not at all, in place of an earlier one. Raises
+    UserError if no row of the folder can be read."""
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     rows = [row for row in logs.rows([folder], all_runs=True) if row.folder == folder]
     if rows and all(row.unreadable for row in rows):
         raise UserError(rows[0].reason)
-    wall_time = folder.stat().st_mtime  # of a trace without records, which tell the start
+    # Only records tell when a run began: a trace without records gets the time of its folder.
+    wall_time = folder.stat().st_mtime
     if rows:
         with suppress(ValueError, OverflowError):
             wall_time = datetime.fromisoformat(rows[0].header.started).timestamp()

@@ -362,7 +362,9 @@ class Child:
         return records
 
     def _end(self) -> None:
-        """Kill the process, and set the attributes that tell what it left."""
+        """Kill the process, and set the attributes from `records` to `wall_ns` (see the class).
+
+        Lines on why its records are lost are added to `stderr`."""
         self._kill()
         self.returncode = -signal.SIGKILL if self.ended is None else self.ended
         self.wall_ns = time.monotonic_ns() - self.begin_ns

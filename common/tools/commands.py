@@ -139,10 +139,12 @@ def _opened(header: schema.Record, log_dir: Path, resume: bool) -> run.Run:
 
 
 def _pending(tasks: Sequence[Task], of_tool: run.Run) -> list[Task]:
-    """Return the tasks to run: each that is not done, and each whose file is gone although a task
-    to run takes it."""
+    """Return the tasks to run: those that are not done, and those that left a file for a task to
+    run, if the file is gone.
+
+    of_tool: the run of the tool, which says what is done."""
     pending: list[Task] = []
-    for task in reversed(tasks):  # a file is taken by the task after the one that leaves it
+    for task in reversed(tasks):  # the task that takes a file comes after the one that leaves it
         is_pending = not of_tool.is_done(task.name)
         if task.leaves and pending and pending[-1].takes == task.leaves:
             is_pending |= not (of_tool.folder / task.leaves).exists()

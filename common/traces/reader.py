@@ -232,7 +232,9 @@ def read_events(stream: BinaryIO) -> Iterator[Sequence[Event]]:
 
 def _events_of_any_layout(unread: _Text) -> Iterator[Sequence[Event]]:
     """Yield the events of a trace in any layout of JSON, or of a bare list of events, in groups: one
-    for each piece of the file.  Raises Broken."""
+    for each piece of the file.  Raises Broken.
+
+    unread: the file, of which its first piece is read."""
     begin = _ANY_LIST_BEGIN.search(unread.text)
     if begin is None:
         raise Broken(f"within {len(unread.text):,} characters no list of events begins")
@@ -250,7 +252,7 @@ def _events_of_any_layout(unread: _Text) -> Iterator[Sequence[Event]]:
             events = []
             unread.drop(at)
             at = 0
-            # An object that does not end, or no text, may go on in the next piece of the file.
+            # The next piece of the file may have the next event, or the rest of this one.
             may_go_on = not unread.text or unread.text.startswith("{")
             if isinstance(error, RecursionError) or not may_go_on:
                 raise Broken(f"an event after character {unread.position:,} is not JSON") from None

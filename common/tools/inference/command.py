@@ -166,8 +166,11 @@ def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Pro
 
 
 def _locate_files(config: Profile, path: Path) -> None:
-    """Make the paths in the configuration of the file `path` absolute.  Raises UserError for a file
-    that is not there."""
+    """Make the paths in `config` absolute.  A source that is no path stays: it is a name on a hub.
+
+    Raises UserError where the Python or the example audio is not there.
+
+    path: the file of the configuration."""
     model = config.pretrained_model
     if model.python:
         model.python = configuration.file(model.python, path, f"{path}: pretrained_model.python")

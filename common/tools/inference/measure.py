@@ -196,9 +196,10 @@ def time_call(call: Step, clock: Clock) -> CallTime:
 
 
 def time_calls(call: Step, clock: Clock, **caps: Any) -> list[CallTime]:
-    """Make calls until sampling.enough, which takes `caps`, ends them.
+    """Make calls, at least one, until sampling.enough says that they suffice; return their times,
+    each with the load beside the call.
 
-    Return their times, with the load beside them."""
+    caps: arguments of sampling.enough, see sampling.sweep."""
     threads = host_threads(clock.device)
     return list(sampling.sweep(_sampler(call, clock), batches=[0], threads=threads, **caps))
 
@@ -206,7 +207,8 @@ def time_calls(call: Step, clock: Clock, **caps: Any) -> list[CallTime]:
 def _sampler(call: Step, clock: Clock) -> sampling.Sampler:
     """Return a function that times a call, as instruments.sampling takes samples.
 
-    It needs none of its arguments, since there is one batch, and a warm-up is a call as any."""
+    The function ignores its arguments: there is only one batch, and a warm-up is a call like any
+    other."""
     return lambda batch, repeat, is_warm_up: time_call(call, clock)
 
 

@@ -148,15 +148,15 @@ class Costs(Struct, kw_only=True):
 def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -> Pipeline:
     """Return the configuration in a YAML file.  Raises UserError.
 
-    Of several values of a key, that of `quick` wins.  Then come the stage's own value, that of
-    `general`, and that of `flags`.
+    If a key has several values, that of `quick` wins over that of the stage, which wins over that
+    of the file's part "general", which wins over that of `flags`.
 
     flags: values by key that flags gave; quick: values by key that --preset quick sets"""
     content = configuration.read(path)
     names = _check_keys(path, content)
-    shared = {**flags, **(content.get("general") or {}), **quick}
-    for_stages = {key: value for key, value in shared.items() if key in SHARED}
-    for_general = {key: value for key, value in shared.items() if key not in SHARED}
+    values = {**flags, **(content.get("general") or {}), **quick}
+    for_stages = {key: value for key, value in values.items() if key in SHARED}
+    for_general = {key: value for key, value in values.items() if key not in SHARED}
     general = configuration.converted(for_general, General, f"{path}: general")
     if general.dataset_path is not None:
         general.dataset_path = str(configuration.located(general.dataset_path, path))
@@ -392,7 +392,9 @@ def _total(rows: Sequence[Row], examples: Ended) -> list[str]:
 
 
 def _notes(rows: Sequence[Row], examples: Ended, kept: Kept) -> list[str]:
-    """Return the lines below the table: how to read it, the machine, and why numbers may be off."""
+    """Return the lines below the table: how to read it, the machine, and why numbers may be off.
+
+    rows: of the stages; with several stages the last is the total."""
     lines = []
     if len(rows) > 1:
         lines.append("run time, MACs and FLOPs of stages add up; memory is the largest of a stage")

@@ -212,7 +212,9 @@ NUMBERS = (
 
 
 def amounts_of(taken: Taken, on_cuda: bool) -> Amounts:
-    """Return the mean times of all steps, and the operations of a step."""
+    """Return the mean times of a step, in ms, and its operations.
+
+    `ms` of the result is the time on the device with `on_cuda`, else on the host."""
     host_ms = fmean(taken.host_ns) / 1e6
     device_ms = fmean([ns or 0.0 for ns in taken.device_ns]) / 1e6
     return Amounts(
