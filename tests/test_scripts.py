@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from rnnt_bench.cli import parser
+from rnnt_bench.cli import benchmark, parser
+from rnnt_bench.cli.run import Script
 from rnnt_bench.core import implementations, snippets
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.core.implementations import BY_NAME, with_variants
@@ -217,6 +218,13 @@ def test_every_exact_loss_of_logits_is_a_row_by_utterance_too(copy, monkeypatch)
     for name in ("fused", "nemo-tdt", "k2-pruned", "k2:hat", "torchaudio:by-utterance"):
         with pytest.raises(UserError, match="variant"):
             parse(f"{name}:by-utterance")
+
+
+def test_a_copy_needs_its_loss_and_those_of_the_flag(copy, monkeypatch):
+    monkeypatch.setattr(benchmark, "benchmark", lambda names, options, needed: [names[: len(needed)], needed])
+    script = Script(copy("theirs.py"), "")
+    options = script.parser().parse_args(["--loss", f"{ROOT}/tests/own_joint.py:loss", "--only", "torchaudio"])
+    assert script.main(options) == [["theirs", "own_joint.loss"]] * 2
 
 
 @pytest.mark.parametrize("implementation", with_variants(), ids=lambda implementation: implementation.name)

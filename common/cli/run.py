@@ -78,9 +78,11 @@ class Script:
         A script made from the template also measures the losses that the flags choose."""
         row = self.implementation
         names = [row.name]
+        needed = [row.name]
         if row.template:
             # Without --only, a loss on another lattice is compared with losses on that lattice.
             if options.only == standard() and row.kind in implementations.LATTICES:
                 options.topology = options.topology or row.kind
             names += chosen(options)
-        return benchmark.benchmark(list(dict.fromkeys(names)), options, [row.name])
+            needed += options.loss
+        return benchmark.benchmark(list(dict.fromkeys(names)), options, needed)

@@ -297,7 +297,7 @@ def lines(choice: Choice, measured: Measured, parts: list[Part]) -> list[str]:
     the numbers, and the verdict."""
     transducer = "icefall's Conformer transducer" if choice.config else "Conformer transducer"
     parameters = dict(measured.parameters)
-    of_model = f"{parameters.pop('model')} parameters"
+    of_model = f"{parameters.pop('model'):,} parameters"
     result = [f"{choice.loss}, {choice.model or transducer}, {of_model}"]
     if parameters:
         by_part = [f"{name} {number:,}" for name, number in parameters.items()]
