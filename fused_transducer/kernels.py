@@ -487,7 +487,7 @@ def log_probabilities(
             high, normaliser = high_apart, _log1p(rest_apart)
             tl.store(to + (4 + EXTRA) * cells, high, mask=valid)
             tl.store(to + (5 + EXTRA) * cells, normaliser, mask=valid)
-        tl.debug_barrier()  # logits that other lanes stored
+        tl.debug_barrier()  # waits for the logits that other lanes stored
         for number in range(EXTRA):
             at = to + (2 + number) * cells
             tl.store(at, (tl.load(at, mask=valid, other=0.0) - high) - normaliser, mask=valid)
@@ -534,12 +534,16 @@ def lattice(
     arcs, cells, T_lengths, U_lengths, band, losses, T, S, label_factor,
     GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the loss of an utterance, and with GRADIENT replace its log-probabilities by
-    posteriors; csrc/lattice.h explains how.
+    """Write the loss of utterance n, where n is the number of the program. With GRADIENT replace
+    the log-probabilities of its arcs by posteriors; csrc/lattice.h explains how. In between, each
+    arc holds its share: of the paths through the cell that it leads to, the part that came by it.
+
+    arcs: (rows, cells); row 0 has the blanks, row 1 the labels. cells: columns of arcs.
+    label_factor: what the posteriors of labels are multiplied by.
 
     alpha is mantissa (float64) * 2**exponent (int64), so that no diagonal waits for an exp or a log
-    of the one before. A diagonal stays in registers. What the next one needs from memory is loaded
-    one diagonal ahead.
+    of the diagonal before. A diagonal stays in registers. What the next diagonal needs from memory
+    is loaded one diagonal ahead.
     """
     n = tl.program_id(0).to(tl.int64)
     frames, last = tl.load(T_lengths + n), tl.load(U_lengths + n)
@@ -587,7 +591,7 @@ def lattice(
     if GRADIENT:
         possible = tl.where(likelihood == -float("inf"), 0.0, 1.0)
         after = tl.zeros((BLOCK,), dtype=tl.float64)
-        tl.debug_barrier()  # shares that other lanes stored
+        tl.debug_barrier()  # waits for the shares that other lanes stored
         d = diagonals - 1
         inside, has_label, by_blank, by_label, at = _shares_from(
             blank, label, d, u, frames, last, band, S
@@ -731,7 +735,7 @@ def walk(
     done = tl.zeros_like(diagonals)
     while done < diagonals:
         d = tl.where(ahead == 1, done + 1, diagonals - 1 - done)
-        tl.debug_barrier()  # scores that other lanes stored
+        tl.debug_barrier()  # waits for the scores that other lanes stored
         mantissa = tl.zeros((BLOCK,), dtype=tl.float64)
         exponent = tl.full((BLOCK,), IMPOSSIBLE, dtype=tl.int64)
         for k in tl.static_range(COUNT):

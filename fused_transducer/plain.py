@@ -180,8 +180,8 @@ class _Joiner:
 
 
 def inside(call: Call) -> Tensor:
-    """Return whether each cell (M, T, U+1) is within the lengths of its row, and within its
-    window."""
+    """Return for each cell (M, T, U+1) whether it is within the lengths of its row, and within the
+    row's window if the call has windows."""
     t, u = (torch.arange(size, device=call.device) for size in (call.T, call.U1))
     if call.window is not None:
         begin, end = call.band.unsqueeze(1).unbind(-1)

@@ -161,7 +161,7 @@ class Gpu(NamedTuple):
 
 
 def _gpu(device: torch.device) -> Optional[Gpu]:
-    """Return what `device` is; None for the CPU, where Triton's interpreter runs."""
+    """Return the Gpu of a CUDA device; None for the CPU, where Triton's interpreter runs."""
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
@@ -532,13 +532,14 @@ class _Count:
 
 
 def _splits(programs: int, blocks: int, most: int, multiprocessors: int) -> Tuple[int, int]:
-    """Return (number of splits, blocks of each) into which rows are best split.
+    """Return the best split of the rows: (number of splits, blocks of each split).
 
-    Each of `programs` programs goes through `blocks` blocks of rows. In n splits there are n times
-    as many programs with an n-th of the blocks. Chosen is the smallest n that takes at most a tenth
-    more than the shortest time. Times are in blocks that a multiprocessor goes through.
+    Each of `programs` programs goes through `blocks` blocks of rows. A split into n parts makes n
+    times as many programs, each with an n-th of the blocks. The best is the smallest n whose time
+    is at most 1.1 times the shortest time. A time is the number of blocks that the busiest
+    multiprocessor goes through.
 
-    most: most splits
+    most: the largest number of splits to try
     """
     shares = {_ceil(blocks, wanted) for wanted in range(1, most + 1)}
     times = {

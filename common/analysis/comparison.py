@@ -87,13 +87,14 @@ def read_runs(path: Path) -> list[Row]:
 
 
 def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
-    """Return the runs of two paths in pairs of one implementation and the same settings.
+    """Return the runs of two paths, in pairs of one implementation and the same settings, and those
+    without a partner.
 
-    A single run on each side is a pair whatever the names. Raises UserError where nothing can be
-    paired.
+    Without `only`, a single run on each side is a pair, even of two implementations. Raises
+    UserError where nothing can be paired.
 
     Args:
-        only: names of the implementations to compare; none for all
+        only: names of the implementations to compare; () for all
     """
     before, after = (
         groups.newest_of_each(read_runs(path), _measure_the_same) for path in (baseline, new)
@@ -112,11 +113,11 @@ def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
     pairs = [pair for name in names for pair in _pairs_of(name, before, after)]
     if not pairs:
         sides = ((baseline, before), (new, after))
-        held = (
+        names_by_side = (
             f"{path} has {', '.join(text.plain(run.name) for run in runs) or 'none'}"
             for path, runs in sides
         )
-        raise errors.UserError(f"no implementation is in both: {'; '.join(held)}")
+        raise errors.UserError(f"no implementation is in both: {'; '.join(names_by_side)}")
     compared = [run for pair in pairs for run in (pair.baseline, pair.new)]
     gone, added = ([run for run in side if run not in compared] for side in (before, after))
     return Sides(pairs, gone, added)

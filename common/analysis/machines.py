@@ -118,11 +118,11 @@ def _can_compare(row: Row, other: Row) -> bool:
 
 
 def _other_processor(row: Row, other: Row) -> list[str]:
-    """Return the FIELDS that differ between two machines; where all agree, the rate of the suite's
-    own products if that differs.
+    """Return in words the FIELDS that differ between two machines. Where all agree, return the
+    rates of the suite's own products if they differ, else [].
 
-    Two rates decide nothing here. Memory's differs by a fifth between days of one host, and that of
-    torch's products with the version of torch."""
+    The other two rates decide nothing here: that of memory differs by a fifth between days of one
+    host, and that of torch's products between versions of torch."""
     mine, theirs = row.header.machine, other.header.machine
     keys = [key for key in FIELDS if getattr(mine, key) != getattr(theirs, key)]
     if keys:

@@ -590,7 +590,7 @@ def _standing(standing: Any) -> schema.Record:
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """Return tag of TensorBoard -> number of a row."""
+    """Return the numbers of a row that TensorBoard shows, by their tags."""
     result = {}
     for metric in METRICS.values():
         tag = metric.tag or (f"metrics/{metric.key}" if metric.is_in("plot") else "")

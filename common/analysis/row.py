@@ -387,8 +387,8 @@ class Row:
         return sum(sample.is_flagged for sample in samples) / max(len(samples), 1)
 
     def is_beside_load(self, scope: str) -> bool:
-        """Tell whether rounds beside other load count in its times, since too few others are
-        left."""
+        """Tell whether comparisons of its times in a scope include rounds beside other load, since
+        too few other rounds are left."""
         times = self.times_of(scope)
         _, is_loaded = ratios.without_load([times.medians], times.loaded)
         return is_loaded

@@ -140,7 +140,7 @@ class DeviceRates(NamedTuple):
 
     @property
     def products(self) -> float | None:
-        """Return the larger rate of matrix products."""
+        """Return the larger rate of matrix products, of `torch` and `loop`; None without either."""
         return max(filter(None, (self.torch, self.loop)), default=None)
 
 

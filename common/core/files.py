@@ -236,9 +236,11 @@ def _write(content: Content, stream: BinaryIO) -> None:
 
 
 def _open_beside(path: Path) -> BinaryIO:
-    """Open a new temporary file in the folder of `path`, which is locked until it is closed.
+    """Return a new temporary file in the folder of `path`, open for writing.  The file is locked
+    until it is closed.
 
-    Temporary files of writers that were killed are removed first."""
+    First remove temporary files that killed writers left in that folder: old ones without a
+    lock."""
     for other in path.parent.glob(f".rnnt-bench-{'[0-9a-f]' * 12}.tmp"):
         with suppress(OSError), open(other, "rb") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -168,9 +168,12 @@ class Implementation:
         return "" if base == self.name or may_differ else base
 
     def under(self, condition: str) -> Implementation:
-        """Return its row under a condition: FAST_MKL, or the name of an environment to run in.
+        """Return the row that measures this one under a condition, such as "k2@fast-mkl" for "k2".
 
-        For its own environment that is the row itself.  Raises UserError for another word."""
+        Its own environment is no condition: for that, return this row itself.  Raises UserError for
+        an unknown condition.
+
+        condition: FAST_MKL, or the name of an environment to run in."""
         conditions = (*environments(), FAST_MKL)
         if condition not in conditions:
             raise UserError(

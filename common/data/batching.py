@@ -191,7 +191,7 @@ def heaviest(batches: Batches, indices: Sequence[int] | None = None) -> list[int
 
 
 def lightest(batches: Batches, indices: Sequence[int]) -> int:
-    """Return the one of `indices` whose batch has the fewest padded cells."""
+    """Return the index, among `indices`, of the batch with the fewest cells, padding included."""
     _, padded = batches.all_cells()
     return min(indices, key=padded.__getitem__)
 

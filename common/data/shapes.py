@@ -187,7 +187,8 @@ def provenance_file(shape_file: Path) -> Path:
 
 
 def entry(shape_file: Path, name: str) -> Provenance:
-    """Return the entry `name` of a shape file's provenance; {} if that or the entry is missing."""
+    """Return the entry `name` of a shape file's provenance; {} if the provenance cannot be read, or
+    if its entry is missing or no dict."""
     try:
         value = json.loads(read_bytes(provenance_file(shape_file)).decode("utf-8"))[name]
     except (OSError, ValueError, LookupError, TypeError, RecursionError, MemoryError):

@@ -141,10 +141,11 @@ class Modules:
         return self._owners[index] if index >= 0 else OUTSIDE
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the path, class, calls and numbers of own parameters of each module.
+        """Return a row for each module: path, class, calls, and how many numbers its own parameters
+        hold, trainable and frozen.
 
-        A shared parameter is counted in the first of its modules; one that was added after its
-        module got a path is counted in each of them."""
+        A parameter that several modules share is counted in the first of them.  A parameter that a
+        module gets after its path is in `_paths` is counted in every module that has it."""
         rows = []
         for path, module in self.modules.items():
             own_weights = {

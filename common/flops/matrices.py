@@ -186,11 +186,12 @@ _add_product(
 def _attention(call: Call, *, backward: bool) -> Count:
     """Count attention, softmax(Q K^T) V, or its backward.
 
-    query: (..., T, D), key: (..., S, D), value: (..., S, Dv).  FLOPs beside the two products of the
-    forward: Q and K scaled, and for each score 1 for a mask, 3 for softmax, 2 for dropout.  The
-    backward has four products: dP = dO V^T, dV = P^T dO, dQ = dS K and dK = dS^T Q.  FLOPs beside
-    them: 4 for softmax and 2 for dropout for each score, and dQ and dK scaled.  Where several heads
-    share keys and values, the gradients of these are added up."""
+    query: (..., T, D), key: (..., S, D), value: (..., S, Dv).  The forward has two products.  Its
+    other FLOPs: Q and K are scaled, and each score takes 1 for a mask, 3 for softmax, 2 for
+    dropout.  The backward has four products: dP = dO V^T, dV = P^T dO, dQ = dS K and dK = dS^T Q.
+    Its other FLOPs: dQ and dK are scaled, and each score takes 4 for softmax and 2 for dropout.
+    Where several query heads share a head of keys and values, the gradients of these are added
+    up."""
     query, key, value = call["query"], call["key"], call["value"]
     query_rows = size(query) // query.shape[-1]
     key_rows = query_rows // query.shape[-2] * key.shape[-2]  # as if no heads shared keys
@@ -200,7 +201,8 @@ def _attention(call: Call, *, backward: bool) -> Count:
     if call["dropout_p"]:
         others += 2 * scores
     if backward:
-        others += 4 * scores + key_rows * features - size(key) - size(value)
+        additions_of_shared = key_rows * features - size(key) - size(value)
+        others += 4 * scores + additions_of_shared
         return products(2 * scores * features, others)
     others += 3 * scores
     if call["attn_mask"] is not None or call["attn_bias"] is not None or call["is_causal"]:
@@ -270,16 +272,19 @@ def _asked_for(call: Call, *names: str) -> list[bool]:
 
 
 def _mkldnn_layer_backward(call: Call) -> Count:
-    """Count the backward of an LSTM layer in oneDNN: two products for each of the forward, without
-    the gradients of input and first state where they are not asked for."""
+    """Count the backward of an LSTM layer in oneDNN.
+
+    The forward multiplies one matrix with the inputs and one with the states.  For each, the
+    backward has two products: for the gradient of the matrix, and for that of the inputs or states.
+    Gradients that are not asked for take none, but all states after the first need theirs."""
     steps = _steps(call)
     sequences = call["hx_"].numel() // call["hx_"].shape[-1]
-    to_input, to_state, to_weight, to_recurrent = _asked_for(
+    of_input, of_first_state, of_weight, of_recurrent = _asked_for(
         call, "input", "hx_", "weight1", "weight2"
     )
-    state_steps = steps if to_state else steps - sequences
-    macs = steps * size(call["weight1"]) * (to_input + to_weight)
-    macs += size(call["weight2"]) * (state_steps + steps * to_recurrent)
+    state_steps = steps if of_first_state else steps - sequences
+    macs = steps * size(call["weight1"]) * (of_input + of_weight)
+    macs += size(call["weight2"]) * (state_steps + steps * of_recurrent)
     per_unit = _CELLS[call["mode"]].backward
     if call["has_biases"]:
         per_unit += 4 * 2  # two biases for each gate
@@ -287,7 +292,7 @@ def _mkldnn_layer_backward(call: Call) -> Count:
 
 
 def _cudnn_layers(call: Call, *, backward: bool) -> Count:
-    """Count all layers in cuDNN; a backward has two products for each of the forward."""
+    """Count all layers in cuDNN.  A backward has two products for each product of the forward."""
     matrices, biases = _sizes(call["weight"])
     units = call["hidden_size"] * call["num_layers"] * (2 if call["bidirectional"] else 1)
     cell = _CELLS[call["mode"]]

@@ -68,8 +68,11 @@ class Cells:
         return self.layout.cells_of(given, self.batch.shapes, n, begin, end).to(self.dtype)
 
     def frames(self, n: int) -> Iterator[Frames]:
-        """Yield the frames of an utterance, as many at a time as have CHUNK elements; set
-        `score`, and `last` to the logits of the frames that were yielded last."""
+        """Yield the frames of an utterance, as many at a time as have at most CHUNK elements, but
+        at least one frame.
+
+        Before each yield, set `last` to the logits of these frames, and raise `score` to their
+        largest magnitude."""
         T, U = self.batch.shapes[n]
         targets = torch.nn.functional.pad(self.batch.targets[n].long(), (0, 1))
         count = max(1, CHUNK // ((U + 1) * self.width))

@@ -344,7 +344,7 @@ def judge(answer: Answer, limits: Allowed) -> list[Judged]:
         what = gradient_of(name)
         by_a_factor = abs(leaf.factor - 1)
         judged += [
-            Judged(what, leaf.error, limits.gradient, limits.precise_gradient, name),
+            Judged(what, leaf.error, limits.gradient, limits.precise_gradient, leaf=name),
             Judged(f"{what} by a factor", by_a_factor, limits.slope, leaf=name),
         ]
     for name, error in answer.errors.sums.items():
@@ -352,7 +352,7 @@ def judge(answer: Answer, limits: Allowed) -> list[Judged]:
             judged.append(Judged(f"{SUMMED[name]} in sum", error, limits.sums, leaf="given"))
         else:
             what = f"a row of the {gradient_of(name)} in sum"
-            judged.append(Judged(what, error, limits.rows, limits.sums, name))
+            judged.append(Judged(what, error, limits.rows, precise=limits.sums, leaf=name))
     return judged
 
 

@@ -362,13 +362,13 @@ def relabel(question: Question, batch: Batch) -> None:
 def of_sines(
     adapter: Adapter, question: Question, model: Joiner, batch: Batch, scope: str
 ) -> LossStep:
-    """Return a step whose leaves hold largest * sin(0.7 k), k = 0, 1, 2, ..., from the first leaf on
-    to the last: the same numbers on every machine.
+    """Return a step whose leaves hold the numbers largest * sin(0.7 k), k = 0, 1, 2, ..., the same
+    on every machine.  The first leaf has the first numbers, the last leaf the last.
 
-    In scope "loss" the leaf is the logits.  In scope "step" the leaves take the place of the outputs
-    of `batch`, and of the weight and bias of `model.output`.  The question's `slack` makes the
-    padding longer.  Its `minus_inf` is a symbol whose logits or bias become -inf.  Its `integers`
-    is the dtype of the integers that the loss is given."""
+    In scope "loss" the only leaf is the logits.  In scope "step" the leaves replace the outputs of
+    `batch`, and the weight and bias of `model.output`.  Of the question, `largest` is 1 if it is
+    None; `slack` makes the padding longer; `minus_inf` is a symbol whose logits or bias become
+    -inf; `integers` is the dtype of the integers that the loss takes."""
     N, T, U = inputs.padded_sizes(question.shapes)
     T += question.slack[0]
     U += question.slack[1]
@@ -389,8 +389,8 @@ def of_sines(
         output.weight.data, output.bias.data = leaves[2:]
     logits = leaves[0] if scope == "loss" else None
     step = prepare(adapter, model, batch, scope, logits)
-    # `forward` reads `step.leaves` when it is called: a check of conformance may put other tensors
-    # there.
+    # `forward` reads `step.leaves` when it is called, since a check of conformance may put other
+    # tensors into `step.leaves`.
     layout = layouts.of(adapter)
     step.forward = lambda: layout.of_leaves(step.leaves, batch, step.prepared)
     if question.integers:

@@ -44,15 +44,15 @@ class Context:
     held: dict[int, Any] = field(default_factory=dict)  # inputs that were made ahead, by batch
 
     def make_batch(self, batch: int, repeat: int = 0, utterances: int | None = None):
-        """Return inputs of a batch in leaves without a gradient.
+        """Return inputs of a batch in leaves that have no gradient yet (their `grad` is None).
 
-        A whole batch has the held tensors, if there are any.  The numbers are the same for every
-        implementation.
+        The numbers are the same for every implementation.  If the batch has held inputs, and is
+        asked for whole, they share memory with these.
 
         Args:
             batch: its index in `all_batches`.
             repeat: each repeat has other numbers, unless the inputs are held.
-            utterances: how many of the batch, from the first on; None: the whole batch.
+            utterances: how many of the batch's utterances, from the first on; None: all.
         """
         if utterances is None and batch in self.held:
             return self.held[batch].fresh()

@@ -164,10 +164,10 @@ def warn(text: str) -> None:
 
 
 def warn_of_hidden(path: Path, hidden: Iterable[Path]) -> None:
-    """Warn of the hidden runs at or under a path: another path that the user named has a newer run
-    that measured the same.
+    """Warn of the hidden runs whose folder is `path` or lies below it, if there are any.
 
-    hidden: the folders of all hidden runs."""
+    hidden: the folders of all runs that are not shown, since a newer run under one of the user's
+    paths measured the same."""
     names = [
         folder.name
         for folder in hidden

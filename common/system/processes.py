@@ -403,10 +403,11 @@ class Child:
 def fork(main: Callable[[str], Any], request: dict[str, str], answers: TextIO) -> int:
     """Fork the server for a request, and return the process id of the fork.
 
-    The fork has a session of its own, calls ``main(request["argument"])``, and exits with what that
-    returns.  Its stdout and stderr go to the file ``request["output"]``.
+    Only the server returns from here.  The fork has a session of its own, calls
+    ``main(request["argument"])``, and exits with the code of `main`, 1 after an error.
+    Its stdout and stderr go to the file ``request["output"]``.
 
-    answers: the server's stream to its parent, which the fork closes."""
+    answers: the stream on which the server answers its parent.  The fork closes its copy."""
     parent = os.getpid()
     child = os.fork()
     if child:
@@ -432,7 +433,7 @@ def fork(main: Callable[[str], Any], request: dict[str, str], answers: TextIO) -
             sys.stdout.flush()
             sys.stderr.flush()
         # sys.exit might never end: after an error within backward, such as a lack of memory, torch
-        # 1.13 still holds its graph, and waits for the interpreter for ever.
+        # 1.13 still holds autograd's graph, and waits for the interpreter for ever.
         os._exit(code)
 
 

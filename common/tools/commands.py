@@ -161,10 +161,10 @@ def _carry_out(
     executor: Executor,
     follow: Follow | None,
 ) -> None:
-    """Carry out the tasks that are not done, then those that `follow` gives.  Delete the file that
-    a task takes, once the task is done.
+    """Carry out the tasks that are not done, then those that `follow` returns.  Delete the file
+    that a task takes, once the task is done.
 
-    Raises UserError, also for a model that is missing, Interrupted and Changed."""
+    Raises UserError (also if the model is missing), Interrupted and Changed."""
     pending = _pending(tasks, of_tool)
     pythons: dict[str, Choice] = {}
     runs: dict[str, run.Run] = {}
@@ -189,8 +189,9 @@ def _carry_out(
 
 
 def _following(follow: Follow, of_tool: run.Run) -> Iterator[Task]:
-    """Yield the first task that `follow` gives, again and again, until it gives no new one; a task
-    that failed is not tried again."""
+    """Yield the first new task that `follow` returns; after the caller has carried it out, call
+    `follow` again.  End when it returns no new task.  A task that was yielded before is not new,
+    even if it failed."""
     tried: set[str] = set()
     while True:
         untried = [task for task in follow(read(of_tool.path)) if task.name not in tried]
@@ -225,8 +226,8 @@ def measured(
         tasks: what to run; [] with `follow`
         answer: makes what is printed, from the records
         timed: whether other load on the machine would spoil the numbers
-        follow: chooses each next task by what is measured so far.  A task that fails does not end
-            the run: the answer shows it as a failed row, and --resume tries it again
+        follow: returns the next tasks from what is measured so far.  A task that fails does not
+            end the run: the answer shows it as a failed row, and --resume tries it again
     """
     executor = executor or Executor()
     header = dict(

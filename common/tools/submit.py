@@ -312,10 +312,10 @@ def make(source: Path, options: argparse.Namespace) -> list[str]:
 
 
 def write(rows: Sequence[Row], folder: Path, replaces: bool = False) -> None:
-    """Make the folder of results with the rows to send, whole or not at all.  Raises UserError, and
-    OSError where it cannot be written.
+    """Make a folder of results with those of `rows` that are to be sent.  After an error there is
+    no part of it.  Raises UserError, and OSError where the folder cannot be written.
 
-    replaces: whether a folder that is there already is replaced."""
+    replaces: whether to replace the folder if it is there already."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
         new = Path(scratch) / "new"
         new.mkdir()

@@ -320,9 +320,10 @@ def _thinned(levels: Sequence[_Level]) -> list[_Level]:
 
 
 def rise(path: Path) -> dict[reader.Device, int]:
-    """Return the bytes from the lowest to the highest count of each device.  The trace need not
-    have steps; its counter may start above zero, at the level at which the window before ended.
-    Raises TraceError."""
+    """Return for each device in a trace its highest count of bytes minus its lowest.
+
+    The trace need not have steps.  Its counter may start above zero: at the level at which the
+    window before ended.  Raises TraceError."""
     return {
         device: max(counts.totals) - min(counts.totals)
         for device, counts in reader.read(path).memory.items()

@@ -107,8 +107,9 @@ class Checked(NamedTuple):
 def check(
     adapter: Adapter, device: torch.device, asked: Sequence[Question] | None = None
 ) -> Checked:
-    """Ask questions, by default all of small batches, each in its scopes (`questions.scopes_of`);
-    return what they show."""
+    """Ask each question in its scopes (`questions.scopes_of`), and return what the answers show.
+
+    asked: the questions; None: all of small batches that a run asks."""
     losses, gradients, slopes = [Error()], [Error()], [Error()]
     failures: list[Failure] = []
     imprecise: list[float] = []

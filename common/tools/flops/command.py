@@ -142,12 +142,12 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace, executor: session.Executor | None = None) -> int:
-    """Count the operations of a model; return the exit code."""
+    """Count the operations of a model; return the exit code.  Raises UserError."""
     has_input = arguments.input_shape or arguments.audio or arguments.pseudo_input
     quick: dict[str, Any] = {"device": "meta"}
     if not has_input:
         quick["pseudo_input"] = QUICK_SAMPLES
-    commands.set_quick(arguments, quick, {"device": "cpu"})
+    commands.set_quick(arguments, quick, others={"device": "cpu"})
     if not (has_input or arguments.preset):
         raise errors.UserError("give --input-shape, --audio or --pseudo-input")
     if arguments.audio and arguments.pseudo_input:
@@ -180,7 +180,7 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
         return result
 
     name = commands.run_name(arguments.model)
-    resolved = settings.resolve({}, "cpu")
+    resolved = settings.resolve({}, device="cpu")
     return commands.measured(
         show.TOOL, name, config, [task], resolved, arguments, answer, executor, timed=False
     )

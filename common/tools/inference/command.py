@@ -116,7 +116,7 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace, executor: session.Executor | None = None) -> int:
     """Profile the model of a configuration; return the exit code."""
     here = interpreters.with_torch("torchaudio", "yaml")
-    commands.set_quick(arguments, QUICK, SAMPLES)
+    commands.set_quick(arguments, QUICK, others=SAMPLES)
     config = configured(arguments.config, arguments.overrides, quick=bool(arguments.preset))
     config.variants = {"threads": arguments.threads, "dtype": list(arguments.dtype)}
     python = Path(config.pretrained_model.python or here)

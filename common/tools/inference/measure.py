@@ -59,7 +59,7 @@ def run(job: JobSpec) -> Iterator[Any]:
     calls = Calls(model, waves.to(device))
     yield environment(settings, device)
     with torch.no_grad(), scratch_folder() as scratch:
-        error = calls.switch_to(position.dtype)
+        output_error = calls.switch_to(position.dtype)
         times = _timed(calls, settings, device)
         folder = Path(scratch)
         if dimensions.export_logs:
@@ -69,7 +69,7 @@ def run(job: JobSpec) -> Iterator[Any]:
             wall_ns=[time.total_wall_ns for time in times],
             first_ns=[time.first_ns for time in times],
             busy=sum(bool(time.flags) for time in times),
-            output_error=error,
+            output_error=output_error,
             **peaks(calls, device)._asdict(),
         )
         _add_profile(cell, calls, settings, folder, job.job)

@@ -370,7 +370,9 @@ def plan_for_model(arguments: argparse.Namespace) -> Plan:
     )
 
     def next_tasks(run: kept.Kept, limit_bytes: int | None) -> list[job.Task]:
-        """Return a task for each job that `buckets.next_probes` asks for, under the limit."""
+        """Return a task for each job that `buckets.next_probes` returns.
+
+        limit_bytes: the memory limit, which is put into the request of each task."""
         steps.limit_bytes = limit_bytes
         return [
             job.Task(name, TOOL, as_written(request), environment=VARIABLES)

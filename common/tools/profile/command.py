@@ -157,7 +157,7 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     if arguments.label and arguments.depth is not None:
         raise UserError("give --label or --depth, not both")
     device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
-    commands.set_quick(arguments, QUICK, PRESETS[device.partition(":")[0]])
+    commands.set_quick(arguments, QUICK, others=PRESETS[device.partition(":")[0]])
     choice = chosen(arguments)
     size = {key: getattr(arguments, key), "sort_utterance": is_sorted}
     values = {

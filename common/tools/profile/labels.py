@@ -104,9 +104,10 @@ class Labels:
         self._pop(self._stacks[BACKWARD], 0)
 
     def _before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """Begin the forward of a call; return its arguments, which will tell the backward's end.
+        """Begin the forward of a call; return its arguments, marked so that the gradients that
+        reach them end the call's backward.
 
-        A forward that a checkpoint computes again gets its arguments as they are."""
+        If a checkpoint computes the forward again, return the arguments as they are."""
         path = self._modules[module]
         phase = _phase()
         stack = self._stacks[phase]
@@ -117,12 +118,13 @@ class Labels:
         return args, kwargs
 
     def _after(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """End the forward of a call; return its output, which will tell the backward's begin.
+        """End the forward of a call; return its output, marked so that the gradient that reaches it
+        begins the call's backward.
 
-        A forward that a checkpoint computes again returns its output as it is."""
+        If a checkpoint computes the forward again, return the output as it is."""
         phase = _phase()
         stack = self._stacks[phase]
-        while stack[-1].call.path != self._modules[module]:  # an exception left these
+        while stack[-1].call.path != self._modules[module]:  # calls that an exception left open
             self._pop(stack, len(stack) - 1)
         call = stack[-1].call
         self._pop(stack, len(stack) - 1)
