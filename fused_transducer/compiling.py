@@ -127,13 +127,14 @@ def install(made: Path, target: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Return $FUSED_TRANSDUCER_CACHE, or the folder fused_transducer of the user's cache.  Raises
-    OSError without a home."""
+    """Return $FUSED_TRANSDUCER_CACHE, or else the folder fused_transducer in the user's cache.
+
+    Raises OSError if the user's cache is needed and the user has no home directory."""
     folder = os.environ.get("FUSED_TRANSDUCER_CACHE")
     if folder:
         return Path(folder)
     base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # by its specification an empty or relative one does not count
+    if not os.path.isabs(base):  # XDG's specification ignores an empty or relative path
         base = os.path.expanduser("~/.cache")
     if not os.path.isabs(base):
         raise FileNotFoundError("there is no home directory")

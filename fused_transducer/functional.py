@@ -326,9 +326,11 @@ def _room(call: Call, backend: str, in_graph: bool) -> int:
 def _kept_cells(
     call: Call, backend: str, cells: int, keep_bytes: Optional[int], in_graph: bool
 ) -> int:
-    """Return the number of cells, of `cells`, whose logits forward keeps for backward.
+    """Return the number of cells whose logits forward keeps for backward.
 
-    keep_bytes: memory for these logits; None for the default of `transducer_loss`.
+    cells: number of all cells, as `_room` returns it
+    keep_bytes: memory for these logits; None for the default of `transducer_loss`
+    in_graph: as in `_room`; if True, the answer may exceed `cells`
     """
     if backend not in KEPT_BYTES:
         return 0
@@ -338,8 +340,8 @@ def _kept_cells(
     if in_graph:
         return fitting
     if keep_bytes is None:
-        # each cell too many also takes the place of one that fits, so that the time of a batch
-        # grows with its size and does not jump
+        # For each cell that does not fit, one cell fewer is kept: so the time of a batch grows with
+        # its size and does not jump.
         fitting -= max(0, cells - fitting)
     return max(0, min(fitting, cells))
 
@@ -370,8 +372,11 @@ def _reduced(losses: Tensor, reduction: str, weights: Optional[Tensor]) -> Tenso
 
 
 def _seed(seed: Union[int, Tensor, None], device: torch.device) -> Tensor:
-    """Return the seed of dropout as an int64 number on `device`; None is drawn from torch's
-    generator."""
+    """Return the seed of dropout as an int64 tensor () on `device`, and a tensor as it is.
+
+    For None draw a seed from torch's generator. Raises ValueError for anything that is neither a
+    tensor nor an integer of 64 bits.
+    """
     if seed is None:
         return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
     if isinstance(seed, Tensor):

@@ -385,12 +385,12 @@ def log_probabilities(
 ):  # fmt: skip
     """Write arcs (rows, cells) float32.
 
-    Its rows are the log-probabilities of the blank, of the label and of EXTRA further columns; then
-    the largest logit, and the log of the sum of exp(logit - largest). Further columns that are
-    APART have these two rows of their own.
+    The rows of arcs are the log-probabilities of the blank, of the label and of EXTRA further
+    columns; then the largest logit, and the log of the sum of exp(logit - largest). If the further
+    columns are APART, two last rows have the same two numbers of these columns alone.
 
-    That sum is kept as 1, of the largest logit, and `rest`, of the others: float32 would lose a
-    small rest beside the 1.
+    The sum is computed as 1, for the largest logit, and `rest`, for the others: float32 would lose
+    a small rest beside the 1.
     """
     cells = cells.to(tl.int64)
     valid, n, t, u, cell = _block_of_cells(
@@ -851,9 +851,9 @@ def posteriors(
 
 @_kernel
 def list_cells(numbers, positions, cells, BLOCK: tl.constexpr):
-    """Write into `numbers` the numbers of the listed cells, in order.
+    """Write to `numbers` the numbers of the listed cells, in order.
 
-    positions (cells,): how many listed cells there are up to each cell, with that cell.
+    positions (cells,): for each cell the number of listed cells up to this one, itself included.
     """
     cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = cell < cells
@@ -1087,9 +1087,9 @@ def add_to_encoder(
 ):  # fmt: skip
     """Add the gradients of a tile's cells to their frames in d_encoder.
 
-    Program i has the frames i + k * programs, counted from the first frame of the tile. The cells
-    of a frame are contiguous. With utterance_of there are T programs: each has the same frame of
-    every row, so that no two add to one frame of an utterance.
+    Of P programs, program i adds to the frames i, i + P, i + 2 P and so on, counted from the first
+    frame of the tile. The listed cells of a frame are contiguous. With utterance_of there are T
+    programs: each has the same frame of every row, so that no two add to one frame of an utterance.
     """
     count = tl.load(positions + cells - 1)
     if tile >= count:
@@ -1129,7 +1129,8 @@ def add_to_decoder(
     """Add the gradients of a tile's cells to their states (n, u) in d_decoder. A state has at most
     one cell in each frame.
 
-    Program i has the states i + k * programs, counted from the tile's first utterance on.
+    Of P programs, program i adds to the states i, i + P, i + 2 P and so on, counted from the first
+    state of the tile's first utterance.
     """
     count = tl.load(positions + cells - 1)
     if tile >= count:

@@ -113,8 +113,11 @@ def lattice_of(topology: str, durations: Tuple[int, ...] = (), sigma: float = 0.
 def check_number(
     name: str, value: Any, kind: type = Real, least: float = -math.inf, below: float = math.inf
 ) -> None:
-    """Raise ValueError unless the value is a number of this kind, finite, at least `least`, and
-    less than `below`."""
+    """Raise ValueError unless the value is a finite number of type `kind` (no bool), at least
+    `least` and less than `below`.
+
+    kind: numbers.Real or Integral
+    """
     if isinstance(value, bool) or not isinstance(value, kind):
         raise ValueError(
             f"{name} must be {'an integer' if kind is Integral else 'a number'}; it is {value!r}"

@@ -434,13 +434,17 @@ def backward(
 def _backward(
     call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence[Optional[Tensor]]
 ) -> None:
-    """Add the gradients, tile by tile of the cells that have one; grad_losses is contiguous."""
+    """Add the gradients that are wanted to `gradients`, see `backward`. Only cells that have a
+    gradient are listed, and the list is worked through tile by tile.
+
+    grad_losses: contiguous
+    """
     d_encoder, d_decoder, d_weight, d_bias = gradients
     cells = arcs.shape[1]
     launch = _Launch(call, cells)
     kernels = launch.kernels
     counted = plain.has_gradient(call, arcs).view(call.M, -1) & (grad_losses != 0).unsqueeze(1)
-    # How many cells are counted up to each one, and with it.
+    # For each cell the number of cells that are counted up to this one, itself included.
     index_dtype = torch.int64 if cells >= 2**31 else torch.int32
     positions = counted.flatten().cumsum(0, dtype=index_dtype)
     count = _Count(positions)
@@ -465,7 +469,7 @@ def _backward(
         )
     across = _ceil(call.H, COLUMNS)
     for tile in range(0, cells, rows):
-        # Before the first tile the host does not wait, so that the GPU has work meanwhile.
+        # The host waits for the count after the first tile: then the GPU has work meanwhile.
         if tile and tile >= count.wait():
             break
         launch.activate(activations, tile, 1, (numbers, positions), ADDED)
@@ -580,7 +584,8 @@ class _WeightGradients:
         )
 
     def add(self, activations: Tensor, of_logits: Tensor, positions: Tensor, tile: int) -> None:
-        """Add the gradients of a tile that begins at the listed cell `tile`."""
+        """Add what a tile adds to the gradients of weight and bias. The tile begins with the listed
+        cell number `tile`."""
         self.kernel[self.grid](
             activations, of_logits, positions, self.weight, self.bias, self.cells, tile, self.rows,
             **self.flags, **self.blocks,

@@ -27,7 +27,7 @@ GIGA = 1e9
 
 
 def processor(machine: Machine) -> str:
-    """Return "(family 26, model 2, AVX-512)"; "" where records have a name alone."""
+    """Return "(family 26, model 2, AVX-512)"; "" if the records have only a name."""
     numbers = {"family": machine.family, "model": machine.model}
     parts = [f"{key} {number}" for key, number in numbers.items() if number is not None]
     vectors = [name for flag, name in VECTORS.items() if flag in machine.vectors]

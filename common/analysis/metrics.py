@@ -515,13 +515,13 @@ METRICS: dict[str, Metric] = {metric.key: metric for metric in ALL}
 
 
 def columns(table: str, rows: Sequence[Row]) -> list[Metric]:
-    """Return the columns of a table that tell something of these rows: those where any row has a
-    value, and the status if that of any row is not "ok".
+    """Return the columns of a table that are shown for these rows: those where any row has a value,
+    and the status if any row has one other than "ok".
 
-    Tables of --details have all their columns, with or without values. An exception is a metric
-    that is also in the plots of sweeps: without a value it is left out there too."""
+    Tables of --details show their columns without values too. But a metric that is also in the
+    plots of sweeps needs a value in every table."""
 
-    def tells(metric: Metric) -> bool:
+    def is_kept(metric: Metric) -> bool:
         """Tell whether the column of a metric is kept."""
         if table in DETAILS.split() and not metric.is_in("plot"):
             return True
@@ -529,7 +529,7 @@ def columns(table: str, rows: Sequence[Row]) -> list[Metric]:
             return any(_status_words(row) != "ok" for row in rows)
         return any(metric.shown(row) not in ("-", "") for row in rows)
 
-    return [metric for metric in METRICS.values() if metric.is_in(table) and tells(metric)]
+    return [metric for metric in METRICS.values() if metric.is_in(table) and is_kept(metric)]
 
 
 def differing(rows: Sequence[Row]) -> list[str]:

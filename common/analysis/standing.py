@@ -270,9 +270,9 @@ def percent(fraction: float) -> str:
 
 
 def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Standing:
-    """Return how a row stands against another.
+    """Return how a row stands against a baseline.
 
-    Rounds beside other load are left out where enough others are left.
+    Rounds beside other load are left out if enough other rounds remain.
 
     Args:
         scope: "step" or "loss"
@@ -309,10 +309,11 @@ def stand(row: Row, baseline: Row, scope: str, margins: Margins = USUAL) -> Stan
 
 
 def standings(rows: Sequence[Row], scope: str) -> list[Standing]:
-    """Return the standings against the fastest row: its own, then the others by their ratio; [] if
-    no row can be compared.
+    """Return the standings of rows against the fastest row: first that of the fastest row itself,
+    then those of the others, sorted by their ratio.
 
-    The first is `beside_load` where other load may have changed which row is the fastest."""
+    Rows that cannot be compared have none; [] if no row can. The first standing is `beside_load` if
+    other load may have changed which row is the fastest."""
     timed = [row for row in rows if row.is_comparable and row.times_of(scope).medians]
     if not timed:
         return []

@@ -272,14 +272,17 @@ def limit_percent(
     samples: Sequence[schema.Sample],
     at_size: schema.AtSize | None,
 ) -> dict[str, float]:
-    """Return scope -> the limit in percent of the measured time, the geometric mean over batches.
+    """Return {scope: percent}: the least time that the device needs, in percent of the measured
+    time, as the geometric mean over batches.
 
-    A scope is left out where the records hold too little to tell.
+    A scope is left out if the records hold too little to compute its percent.
 
     Args:
+        rates: of the device
         kind: of the loss, one of implementations.KINDS
         samples: of all scopes, without warm-up
-        at_size: what the correctness pass found on a measured batch: it counted the needed cells
+        at_size: what the correctness pass found on a measured batch, with the number of its needed
+            cells
     """
     if not (
         settings.dtype in ITEMSIZE
@@ -299,12 +302,11 @@ def limit_percent(
         for batch in batches:
             if batch.tokens is not None:
                 moved_bytes, operations = least_work(scope, kind, batch, settings, share)
-                # A loss has no operations of products, so it does not matter if their rate is not
-                # known.
+                # In scope "loss" `operations` is 0, so any number can replace a rate of None.
                 seconds = max(moved_bytes / rates.memory, operations / (rates.products or 1.0))
                 limits_ms[str(batch.index)] = 1e3 * seconds
         medians = _medians_ms(timed)
         if medians.keys() <= limits_ms.keys():
-            shares = [limits_ms[batch] / ms for batch, ms in medians.items()]
-            percent[scope] = 100 * geometric_mean(shares)
+            fractions = [limits_ms[batch] / ms for batch, ms in medians.items()]
+            percent[scope] = 100 * geometric_mean(fractions)
     return percent

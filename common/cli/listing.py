@@ -72,7 +72,7 @@ def states_of(python_of: Mapping[str, interpreters.Choice], device: str) -> dict
 
 
 def _installed(python: Path, packages: Sequence[str]) -> list[str]:
-    """Return those of some packages that a Python has."""
+    """Return which of the packages a Python has."""
     answer = output([str(python), "-c", FIND_PACKAGES, *packages], timeout=120, cwd=ROOT).strip()
     last_line = answer.rpartition("\n")[2]  # a site's Python may print other lines before
     return list(json.loads(last_line or "[]"))

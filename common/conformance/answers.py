@@ -115,8 +115,8 @@ class Examination:
 
     @property
     def interpreted(self) -> bool:
-        """Return whether Python simulates the threads of its kernels one by one: a small batch then
-        takes minutes."""
+        """Return whether Python simulates the threads of the loss's kernels one by one: then a
+        small batch takes minutes."""
         return self.adapter.simulated and not self.adapter.simulator_compiled
 
     def must_apply(self) -> None:

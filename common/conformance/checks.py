@@ -138,10 +138,10 @@ def upstream_zero(exam: Examination) -> Outcome:
 
 
 def _reductions(exam: Examination, reduction: str) -> dict[str, torch.Tensor]:
-    """Return what packages compute under the name of a reduction: the weights of the utterances,
-    (N,) float64, by description.
+    """Return {description: weights} for all that packages compute under the name of a reduction.
 
-    Any "mean" is right.  For "none" and "sum" only the one with the description "" is right."""
+    The weights (N,) float64 are the factors of the utterances' losses.  For "mean" all of these
+    weights are right, for "none" and "sum" only those with the description ""."""
     shapes = torch.tensor(exam.question.shapes, dtype=torch.float64)  # (N, 2)
     T, U = shapes.unbind(1)
     same = torch.ones_like(T)

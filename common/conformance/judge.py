@@ -70,9 +70,10 @@ def judge(case: Question, adapter: Any, device: Any) -> Outcome:
 
 
 def simulator(implementation: implementations.Implementation, device: str) -> Mapping[str, str]:
-    """Return environment variables under which kernels for CUDA run on the CPU; {} where `device`
-    is not "cpu", or the loss runs on a CPU.  A script that cannot be read has none: its job reports
-    the error."""
+    """Return the environment variables under which a loss runs its kernels for CUDA on the CPU.
+
+    Return {} if `device` is not "cpu", if the loss has kernels for the CPU, or if its script cannot
+    be read: then its job reports the error."""
     with suppress(errors.UserError):
         attributes = implementations.attributes_of(implementation).of_variant(
             implementation.variant

@@ -190,9 +190,10 @@ def from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Generat
 
 
 def _recordings(flags: argparse.Namespace) -> Path | None:
-    """Return the manifest of recordings: that of --recordings, or one beside the supervisions.
+    """Return the manifest of recordings: that of --recordings, or else one beside the supervisions.
 
-    For x_supervisions.jsonl.gz that is x_recordings.jsonl.gz.  It is not needed with --features."""
+    Beside x_supervisions.jsonl.gz it is x_recordings.jsonl.gz.  With --features, which needs no
+    recordings, no such file is looked for.  None if there is no manifest."""
     sibling = flags.manifest.with_name(flags.manifest.name.replace("supervisions", "recordings"))
     if not (flags.recordings or flags.features) and sibling != flags.manifest and sibling.is_file():
         return sibling

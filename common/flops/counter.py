@@ -72,12 +72,12 @@ class Modules:
         #: The modules, and how often each was called, by path.
         self.modules: dict[str, torch.nn.Module] = {}
         self.calls: Counter[str] = Counter()
-        #: The path of each module, and of the module of each parameter, by id.
+        #: By the id of a module its path, and by the id of a parameter the path of its module.
         self._paths: dict[int, str] = {}
         #: The modules that run, the innermost last.
         self._stack: list[_Running] = []
-        #: Forward numbers the nodes of autograd's graph in sequence.  The module with the path
-        #: _owners[i] makes the nodes from _starts[i] on, below _starts[i + 1].
+        #: In the forward, autograd numbers the nodes of its graph in sequence.  The module with the
+        #: path _owners[i] makes the nodes from number _starts[i] on, below _starts[i + 1].
         self._starts: list[int] = []
         self._owners: list[str] = []
         for path, module in roots.items():
@@ -279,6 +279,7 @@ class FlopCounter:
         self._not_counted: list[_Missing] = []
         #: The ids of all tensors that operators took.  They tell which weights were used.
         self._taken: set[int] = set()
+        #: At the end of the context it undoes what `__enter__` did.
         self._inside = ExitStack()
 
     def __enter__(self) -> FlopCounter:

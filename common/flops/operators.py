@@ -359,11 +359,11 @@ def _ctc(call: Call) -> int:
 
 
 def _ctc_gradient(call: Call) -> int:
-    """Count beta, and in each frame 5 for each state and 6 for each symbol.
+    """Count beta of all utterances, and in each frame 5 for each state and 6 for each symbol.
 
-    A state takes a sum, alpha + beta, and 4 to add this to that of its symbol in the log domain.  A
-    symbol takes two exponentials, their arguments, their difference, and the product with the
-    upstream gradient."""
+    A state takes 1 for alpha + beta, and 4 to add alpha + beta to the sum of the state's symbol in
+    the log domain.  A symbol takes 2 for two exponentials, 2 for their arguments, 1 for their
+    difference, and 1 for the product of the difference and the upstream gradient."""
     V = call["log_probs"].shape[-1]
     lengths = _ctc_lengths(call)
     return sum(_ctc_recursion(T, U) + T * (5 * (2 * U + 1) + 6 * V) for T, U in lengths)

@@ -169,8 +169,9 @@ def _tensors(values: Any) -> int:
 
 
 def _aliases(values: Any) -> list[Any]:
-    """Return torch's alias_info of these arguments or results of a schema: how each shares memory
-    with an argument, for those that do."""
+    """Return the alias_info of those arguments or results of a schema that have one.
+
+    torch's alias_info tells which memory is shared, and whether the operator writes to it."""
     return [value.alias_info for value in values if value.alias_info is not None]
 
 
@@ -219,7 +220,7 @@ def _tagged(operator: Any, *tags: str) -> bool:
 
 def _of_lists(name: str) -> Rule:
     """Return the rule of the operator aten::_foreach_<name>, which applies aten::<name> to each
-    tensor of a list; None where that has none."""
+    tensor of a list; None if aten::<name> does not exist or has no rule."""
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         return None

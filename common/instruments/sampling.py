@@ -34,8 +34,13 @@ Sampler = Callable[[int, int, bool], Any]
 
 
 def warmed_up(durations: Sequence[int], max_seconds: float) -> bool:
-    """Return whether the last two warm-up samples of a batch agree, or the samples are so many, or
-    took so long, that warm-up ends anyway."""
+    """Return whether the warm-up of a batch is over.
+
+    It is over if the last two samples agree, if there are WARM_UP_MAX_SAMPLES samples, or if they
+    took WARM_UP_SHARE of `max_seconds`.
+
+    durations: of the warm-up samples of the batch, in nanoseconds; max_seconds: cap on the time of
+    all samples of the scope"""
     if len(durations) >= 2:
         before, last = durations[-2:]
         if abs(last - before) <= WARM_UP_TOLERANCE * min(last, before):

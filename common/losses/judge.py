@@ -123,7 +123,7 @@ class Right:
         return max(cells.score for cells in self.cells)
 
     def _parts(self, cells: Cells, n: int) -> torch.Tensor:
-        """Return the parts of the cells of an utterance, see Lattice, on the CPU."""
+        """Return the parts (T, U+1, P) of the cells of utterance `n`, as in Lattice, on the CPU."""
         T, U = cells.batch.shapes[n]
         topology = self.adapter.lattice
         # A pruned range may reach beyond the last target: such cells get column U + 1.

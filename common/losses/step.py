@@ -191,11 +191,13 @@ def leaves_of(model: Joiner, batch: Batch) -> dict[str, torch.Tensor]:
 def prepare(
     adapter: Adapter, model: Joiner, batch: Batch, scope: str, logits: torch.Tensor | None = None
 ) -> LossStep:
-    """Return a step on a batch, untimed.  Drop the weights' gradients of an earlier step.
+    """Return a step on a batch that is ready to run; nothing here is timed.
 
-    The encoder_out and decoder_out of the batch must have no gradient yet.
+    Gradients of the weights that an earlier step left are dropped.  The encoder_out and decoder_out
+    of the batch must have no gradient yet.
 
-    logits: (N, T, U+1, V), in place of the joiner's; only in scope "loss"."""
+    logits: (N, T, U+1, V), used in place of the joiner's logits in scope "loss"; scope "step"
+        ignores them."""
     model.zero_grad(set_to_none=True)
     layout = layouts.of(adapter)
     prepared = layout.prepare(batch)

@@ -143,7 +143,10 @@ def prepare(job: JobSpec) -> Context:
 
 
 def check_shortest(adapter: Any, batches: Any, chosen: Iterable[int]) -> None:
-    """Raise NotRunnable if one of the chosen batches has an utterance too short for the loss."""
+    """Raise NotRunnable if a chosen batch has an utterance with too few frames or tokens for the
+    loss.
+
+    batches: for each batch an array (N, 2) of T and U; chosen: indices of batches"""
     for batch in chosen:
         for T, U in batches[batch].tolist():
             if adapter.takes([(T, U)]):

@@ -96,7 +96,8 @@ def of_small(shapes: Shapes) -> str:
 
 
 def mistakes(adapter: Adapter, question: Question, device: torch.device) -> dict[str, float]:
-    """Return {a usual mistake, in words: the summed loss of a question's batch with it}.
+    """Return {mistake in words: summed loss of the question's batch with this mistake}, for each
+    usual mistake.
 
     A mistake is left out if the batch cannot show it.  The result is empty for a question with an
     upstream gradient or scaled weights.
@@ -115,7 +116,7 @@ def mistakes(adapter: Adapter, question: Question, device: torch.device) -> dict
             logits, targets, shorter, blank, topology
         )
     ends = torch.stack([logits[n, T - 1, U] for n, (T, U) in enumerate(shapes)])
-    any_target = torch.zeros(len(shapes), dtype=torch.int64)
+    any_target = torch.zeros(len(shapes), dtype=torch.int64)  # the blank's part is the same for all
     final_blank = topology.parts(ends, any_target, blank)[:, 0]
     right = oracle.losses(logits, targets, shapes, blank, topology)
     losses["the loss without the final blank"] = right + final_blank

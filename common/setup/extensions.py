@@ -83,9 +83,11 @@ class SourcePackage:
         return Path(__file__).parent / self.headers
 
     def recipe(self, device: str) -> str:
-        """Return a text that changes when the flags, or our own headers and rewrites, change.
+        """Return a text that changes if our part of a build for a device changes.
 
-        The version of the sdist is not in it."""
+        Our part is the fields of `self`, with the flags; for devices other than "cpu" the files of
+        `header_folder`; and for "simulated" our header, the code that rewrites the sources, and its
+        flags.  The version of the sdist is not in the text."""
         text = repr(self)
         files: list[Path] = []
         if device != "cpu" and self.headers:

@@ -80,7 +80,7 @@ def controls(
     Args:
         python_of: name -> Python of the losses that are measured anyway.
         device: "cpu", "cuda" or "cuda:N".
-        slow_products: whether torch multiplies slowly on this machine; only then there are rows
+        slow_products: whether torch multiplies slowly on this machine; if not, there are no rows
             under FAST_MKL."""
     chosen = _under_other_torch(python_of, device)
     if not slow_products:
@@ -90,7 +90,7 @@ def controls(
         choice = python_of[row.name]
         if FAST_MKL in row.controls and not row.condition and _can_run(row, choice.python, device):
             fast[row.under(FAST_MKL).name] = choice
-    if len(fast) > 1:  # a ratio needs two
+    if len(fast) > 1:  # one row alone has no ratio
         chosen.update(fast)
     return chosen
 

@@ -70,9 +70,11 @@ class Line(NamedTuple):
 
 
 def render(changes: Changes, remarks: Sequence[str], format: str = "table") -> str:
-    """Return the table of all changes as text, and below it the reason of each verdict.
+    """Return all changes as a text: JSON, or a table with the reasons of the verdicts below it.
 
-    remarks: further lines below the table, which JSON leaves out.
+    The table leaves out changes without a side that measured something, unless all are such.
+
+    remarks: further lines below the table, which JSON leaves out; format: one of FORMATS
     """
     if format == "json":
         return json_text([change.as_json() for change in changes])

@@ -135,11 +135,11 @@ def answers(
 ) -> Iterator[Kind | Answer]:
     """Yield an answer for each group of equal runs of a tool that are stored in or below `paths`.
 
-    The newest run that measured something is answered, or the newest where none did.  The answer
-    gets a line on the newer runs, which were stopped before they measured anything.  A run that
-    cannot be read gives an Answer with the status "error".
+    The answer is that of the newest run that measured something, or of the newest run if none did.
+    If newer runs were stopped before they measured anything, a line of the answer names them.  A
+    run that cannot be read gives an Answer with the status "error".
 
-    Warn where the newest run of a group began in the future.  If there are several paths, warn also
+    Warn if the newest run of a group began in the future.  If there are several paths, warn also
     of the older runs of a group, which are not shown, under each path that has some."""
     for runs in _equal_runs(paths, tool):
         newest_first = sorted(runs, reverse=True)

@@ -155,8 +155,8 @@ def damage(folder: Path) -> Iterator[str]:
 def rows_to_send(rows: Sequence[Row]) -> dict[str, Row]:
     """Return the rows to send, {"001-fused": its row}, by the name of their folder in results/.
 
-    A row is sent if its loss is of the suite and its records can be read.  A file of records that
-    is a link, or in a folder that is one, is not sent."""
+    A row is sent if its loss is of the suite and its records can be read.  It is not sent if its
+    file of records, or the folder of this file, is a link."""
     losses = {row.name for row in implementations.with_variants()}
     result: dict[str, Row] = {}
     for row in rows:

@@ -168,8 +168,10 @@ def rights_of(context, scope: str, steps: Sequence[LossStep], factors: Factors =
 def judge_losses(
     context, shapes: Shapes, losses: Iterable[float], rights: Rights
 ) -> tuple[float, str]:
-    """Return the largest relative error of the losses of steps, and what is wrong in words, or
-    ""."""
+    """Return the largest relative error of the losses, and in words what is wrong with the first
+    wrong loss; "" if none is wrong.
+
+    shapes: of the batch of one step; losses: one of each step, in the order of `rights.losses`"""
     errors = []
     wrong = ""
     for loss, right in zip(losses, rights.losses):
@@ -182,7 +184,8 @@ def judge_losses(
 
 
 def judge_loss(context, scope: str, inputs: Batch, prepared: Any, loss: float) -> tuple[float, str]:
-    """Return the relative error of the loss of a batch, and what is wrong in words, or ""."""
+    """Return the relative error of the loss of a batch, and in words what is wrong with it; "" if
+    it is right."""
     # This step is never run. It has no leaves, so the oracle makes no gradient.
     step = LossStep(lambda: ONE, inputs, prepared, leaves={})
     return judge_losses(context, inputs.shapes, [loss], rights_of(context, scope, [step]))
@@ -191,11 +194,13 @@ def judge_loss(context, scope: str, inputs: Batch, prepared: Any, loss: float) -
 def judge_gradient(
     context, shapes: Shapes, sketch: Sketch, rights: Rights, scale: float = 1.0
 ) -> tuple[float, str]:
-    """Return the largest error of the gradient of a leaf, as a share of its length, and what is
-    wrong in words, or "".
+    """Return the largest error of the gradient of a leaf, and in words what is wrong with it; "" if
+    it is right.
+
+    The error is the length of the difference to the right gradient, as a share of its length.
 
     scale: the largest factor that a loss is multiplied by; `rounding.allowed` takes a gradient
-        without it.
+        without this factor.
     """
     largest = max(length for length, *_ in rights.leaves.values()) / scale
     allowed = rights.allowed(context, shapes, largest=largest).length

@@ -84,7 +84,7 @@ class Bucket(msgspec.Struct, kw_only=True):
     flops: schema.Count
 
     def row(self, sample_rate: int) -> BucketRow:
-        """Return the row of the table; sample_rate: samples a second."""
+        """Return the row of the table; sample_rate: samples per second of audio."""
         seconds = [samples / sample_rate for samples in self.samples]
         rates = [macs / length for macs, length in zip(self.macs, seconds)]
         return BucketRow(

@@ -205,7 +205,7 @@ def time_calls(call: Step, clock: Clock, **caps: Any) -> list[CallTime]:
 
 
 def _sampler(call: Step, clock: Clock) -> sampling.Sampler:
-    """Return a function that times a call, as instruments.sampling takes samples.
+    """Return the function with which instruments.sampling takes a sample: it times one call.
 
     The function ignores its arguments: there is only one batch, and a warm-up is a call like any
     other."""

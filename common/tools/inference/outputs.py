@@ -124,8 +124,8 @@ def _float_tensors(outputs: Any) -> list[torch.Tensor]:
 def _as_list(value: Any) -> Any:
     """Return a mapping, dataclass, list or tuple as the list of its values.
 
-    Return a numpy array of numbers as a tensor, of texts or objects as a list.  Return any other
-    value as it is."""
+    Return a numpy array of numbers as a tensor, and an array of texts or objects as a list.  Return
+    any other value as it is."""
     if isinstance(value, Mapping):
         return list(value.values())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

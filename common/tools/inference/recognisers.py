@@ -160,8 +160,10 @@ def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> 
 def _pipeline(source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
     """Return a pipeline of transformers as a recogniser, from a folder or from the cache.
 
-    arguments: of transformers.pipeline; `task` is speech recognition by default.  Raises
-    UserError."""
+    Raises UserError.
+
+    arguments: keyword arguments of transformers.pipeline; `task` is by default speech
+        recognition"""
     transformers = loading.module("transformers")
     arguments = {"task": "automatic-speech-recognition", **arguments}
     task = arguments["task"]
@@ -188,10 +190,13 @@ def _interface(
 ) -> Recogniser:
     """Return a model of SpeechBrain as a recogniser, from a folder or from the cache of its hub.
 
-    The hyperparams.yaml of the folder names classes to make: it is code, as the model is.  kind:
-    the class, a key of INTERFACES; arguments: of its from_hparams.  Raises UserError."""
-    name, method = INTERFACES[kind]
-    module = f"speechbrain.inference.{name}"
+    SpeechBrain makes the classes that hyperparams.yaml of the folder names: so this file can run
+    any code.  Raises UserError.
+
+    kind: name of the model's class, a key of INTERFACES; arguments: keyword arguments of
+        from_hparams of this class"""
+    submodule, method = INTERFACES[kind]
+    module = f"speechbrain.inference.{submodule}"
     make = loading.imported(f"{module}:{kind}").from_hparams
     absent = loading.absent_from(
         source, f"from {module} import {kind}; {kind}.from_hparams('{source}')"

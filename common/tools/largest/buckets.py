@@ -117,19 +117,22 @@ class Steps(Request, tag="steps", kw_only=True):
 
 
 def of_utterances(utterances: Any, durations: int, parts: int) -> list[Bucket]:
-    """Return `durations` buckets of equal total duration, each cut by tokens into `parts` of equal
-    duration.
+    """Return the utterances in buckets: cut by frames into `durations` groups of about equal total
+    duration, and each group by tokens into `parts` buckets of about equal total duration.
+
+    There may be fewer groups or buckets, see `_cut`.
 
     utterances: integers (utterances, 2), columns frames and tokens."""
     import numpy as np
 
     buckets = []
-    for of_duration in _cut(utterances, 0, durations):
+    for of_duration in _cut(utterances, column=0, parts=durations):
         T = int(of_duration[:, 0].max())
-        for rows in _cut(of_duration, 1, parts):
+        for rows in _cut(of_duration, column=1, parts=parts):
             U = int(np.percentile(rows[:, 1], PERCENTILE, method="higher"))
             beyond = int((rows[:, 1] > U).sum())
-            buckets.append(Bucket(T, U, len(rows), int(rows[:, 0].sum()), beyond))
+            frames = int(rows[:, 0].sum())
+            buckets.append(Bucket(T, U, count=len(rows), frames=frames, beyond=beyond))
     return buckets
 
 

@@ -168,10 +168,13 @@ def _load_libraries(optimizer: Any, device: torch.device) -> None:
 
 
 def _failure(error: Exception, step: Try) -> Exception:
-    """Return the error of a training, at or before a step, as OutOfMemory or as a UserError.
+    """Return the error of a training as OutOfMemory if memory ran out, else as a UserError that
+    names the bucket.
 
-    The UserError names the bucket.  Whether memory ran out is told by what caused the error, if it
-    has a cause: the making of a model wraps the model's own error in a UserError."""
+    If the error has a cause, that tells whether memory ran out: where a model is made, the model's
+    own error is the cause of a UserError.
+
+    step: the step that failed, or the first step if the training could not be made"""
     reason = str(error) if isinstance(error, UserError) else reason_of(error)
     if is_out_of_memory(error.__cause__ or error):
         return OutOfMemory(reason)

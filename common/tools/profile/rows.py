@@ -319,11 +319,17 @@ def lines(choice: Choice, measured: Measured, parts: list[Part]) -> list[str]:
 
 
 def verdict(parts: list[Part], is_busy: bool) -> str:
-    """Return in words what share of a step the transducer's own parts take, and which other label
-    takes the largest.  Only labels that lie in no other are taken."""
-    # `other` and the step have no phase.
+    """Return the line of the verdict: the share of a step that the transducer's own parts take
+    (OWN_PARTS), and the largest share of any other label.
+
+    Labels that lie within another label do not count.
+
+    parts: as `parts_of` returns them, the step last; is_busy: whether other load ran beside the
+        steps"""
+    step_ms = parts[-1].ms
+    # Labels have a phase; `other` and the step have none.
     outer = text.gathered((part.label, part.ms) for part in parts if part.depth == 0 and part.phase)
-    shares = {label: sum(times) / parts[-1].ms for label, times in outer.items()}
+    shares = {label: sum(times) / step_ms for label, times in outer.items()}
     names = []
     own_share = 0.0
     for name, labels in OWN_PARTS.items():
