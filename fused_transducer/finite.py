@@ -9,7 +9,8 @@ from torch import Tensor
 
 
 def not_finite(losses: Tensor, weights: Optional[Tensor]) -> Tensor:
-    """Return whether the loss of each row (M,) is inf or NaN and counts: its weight is not 0."""
+    """Return for each row, (M,), whether its loss is inf or NaN and counts. A row counts unless its
+    weight is 0; without weights all rows count."""
     wrong = ~losses.detach().isfinite()
     return wrong if weights is None else wrong & (weights != 0)
 

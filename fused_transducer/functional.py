@@ -260,15 +260,16 @@ def align(
 
 
 def seconds(frames: Tensor, frame_shift: float, subsampling: int) -> Tensor:
-    """Return the time at which each frame begins, in seconds, float64. It is NaN for a negative
-    frame, which `align` returns where there is none.
+    """Return the time at which each frame begins, in seconds, float64; NaN for a negative frame,
+    by which `align` says that there is no frame.
 
     Args
         frames: integers, numbers of frames of encoder_out, of any shape
-        frame_shift: seconds from one frame of the features to the next, such as 0.01
+        frame_shift: seconds from one frame of the features to the next, such as 0.01; at least 0
         subsampling: frames of the features for each frame of encoder_out, such as 4 or 8
 
-    Raises ValueError for other values.
+    Raises ValueError for frames that are no integers, and for a frame_shift or subsampling that is
+    no such number.
     """
     check_tensors(frames=frames)
     if frames.is_floating_point():

@@ -283,8 +283,8 @@ def _block_of_cells(block, blocks, T_lengths, U_lengths, band, T, S, BM: tl.cons
 @triton.jit
 def _listed_cells(numbers, positions, cells, tile, first, rows, band, T, S, BM: tl.constexpr):
     """Return (valid, n, t, u, number) of BM rows of a tile, from row `first` on: valid tells
-    whether a row is a listed cell. The tile has `rows` rows, and begins with the listed cell
-    `tile`."""
+    whether a row is a listed cell. The tile has `rows` rows, and begins with entry `tile` of the
+    listed cells."""
     row = first + tl.arange(0, BM)
     valid = (tile + row < tl.load(positions + cells - 1)) & (row < rows)
     cell = tl.load(numbers + tile + row, mask=valid, other=0)
@@ -314,8 +314,8 @@ def activate(
     HP: tl.constexpr, KIND: tl.constexpr, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.constexpr,
     LISTED: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Write the activations (rows, HP) of a tile. It begins with the listed cell `tile` if LISTED,
-    else with the block `tile` of all cells."""
+    """Write the activations (rows, HP) of a tile of cells. If LISTED, the tile begins with
+    entry `tile` of the listed cells, else with block `tile` of all blocks of cells."""
     first = tl.program_id(0).to(tl.int64) * BM
     if LISTED:
         valid, n, t, u, _ = _listed_cells(
@@ -707,11 +707,12 @@ def walk(
     parts, mantissas, exponents, losses, T_lengths, U_lengths, band, cells, T, S,
     ARCS: tl.constexpr, COUNT: tl.constexpr, LABEL_ENDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write alpha of an utterance and its loss (program 0 of axis 1), or beta (program 1).
+    """Write alpha and the loss of an utterance (program 0 of axis 1), or its beta (program 1).
 
-    Alpha is the sum over all paths from the first cell to a cell, beta over those from it to the
-    end, which is a cell (frames, states - 1) that no arc leaves. Both are in mantissas float64 and
-    exponents int64, (2, cells) in the order of parts.
+    Alpha of a cell is the sum over all paths from the first cell to this cell, beta the sum over
+    all paths from this cell to the end. The end is (frames, states - 1), behind the last frame:
+    arcs lead to it, and none leaves it. Alpha is row 0 and beta row 1 of mantissas float64 and of
+    exponents int64, both (2, cells). Their cells are in the order of parts, see `by_diagonals`.
     """
     cells = cells.to(tl.int64)
     ahead = 1 - tl.program_id(1)  # 1 for alpha, 0 for beta

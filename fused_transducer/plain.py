@@ -509,7 +509,7 @@ def _softmax_gradient(
 
 
 def _numbers(call: Call) -> Tensor:
-    """Return the number (M, T, U+1) of each cell in the order of the C++ code (csrc/cells.h): by
+    """Return the number of each cell, (M, T, U+1), in the order of the C++ code (csrc/cells.h): by
     row, then by anti-diagonal t + u, then by u. It is meaningless where there is no cell."""
     cells = call.cells()
     first = (cells.cumsum(0) - cells).view(-1, 1, 1)
@@ -520,11 +520,12 @@ def _numbers(call: Call) -> Tensor:
         before, first_u = windows.diagonals_of(call.band, call.T)[:, diagonal].unbind(-1)
         return first + before + u - first_u
     T_lengths, states = call.frames.view(-1, 1, 1).long(), call.U_lengths.view(-1, 1, 1).long() + 1
-    # The diagonals of a T x (U+1) rectangle grow to its shorter side, stay so long, and shrink.
+    # `before`: how many cells are on earlier diagonals. The diagonals of a T x (U+1) rectangle grow
+    # until they have as many cells as its shorter side, then keep this length, then shrink.
     shorter, longer = torch.minimum(T_lengths, states), torch.maximum(T_lengths, states)
     while_growing = diagonal * (diagonal + 1) // 2
     while_equal = shorter * (shorter + 1) // 2 + (diagonal - shorter) * shorter
-    left = T_lengths + states - 1 - diagonal  # diagonals
+    left = T_lengths + states - 1 - diagonal  # number of diagonals from this one on
     while_shrinking = T_lengths * states - left * (left + 1) // 2
     before = torch.where(diagonal <= longer, while_equal, while_shrinking)
     before = torch.where(diagonal <= shorter, while_growing, before)

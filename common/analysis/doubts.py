@@ -190,10 +190,10 @@ def _about_traces(row: Row) -> Iterator[Doubt]:
 
 
 def _kept_mb(row: Row) -> float:
-    """Return how much more memory in MB a loss keeps after each step.
+    """Return by how many MB the memory of a loss grows with each step; 0 if that was not measured.
 
-    It is the least over the rounds, since what other code keeps adds to some of them; of two scopes
-    it is the larger."""
+    In some rounds other code keeps memory too, so the round with the least growth counts.  Of two
+    scopes, the one with the larger growth counts."""
     by_scope = text.gathered(
         (line.scope, line.leaked_bytes / text.MB)
         for line in row.lines_of(schema.Stop)

@@ -57,7 +57,7 @@ def row_of(records: Sequence[schema.Line], folder: Path, traces: bool = True) ->
 
 
 def _configuration(row: Row) -> Configuration:
-    """Return what a row measured: its settings, device, machine, environment and shape file."""
+    """Return what a row was measured with: settings, device, machine, environment, shape file."""
     header, environment = row.header, row.environment
     result = settings.in_rows(schema.as_written(header.settings), row.device, header.kind)
     on_cpu = row.device == "cpu"
@@ -66,6 +66,7 @@ def _configuration(row: Row) -> Configuration:
     result["processor"] = (machines.processor(header.machine) or None) if on_cpu else None
     result["cores"] = header.machine.cores if on_cpu else None
     for key in ("threads", "denormals", "allocator") if on_cpu else ("threads",):
+        # What the job found, or else what it was asked for.
         result[key] = getattr(environment, key) or getattr(header.settings, key)
     result["shape_file_sha256"] = environment.shape_file_sha256
     return result

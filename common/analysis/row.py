@@ -276,7 +276,7 @@ class Row:
 
     @property
     def memory(self) -> dict[str, dict[str, float | None]]:
-        """Return scope -> "COUNTER_mb" -> the highest peak over the batches in MB."""
+        """Return {scope: {"COUNTER_mb": the highest peak over the batches in MB, or None}}."""
         return {
             scope: {
                 f"{counter}_mb": max(peaks.values(), default=None)
@@ -317,8 +317,8 @@ class Row:
 
     @cached_property
     def padding(self) -> ratios.Padding | None:
-        """Return the padding of its batches and of the whole file; None where the latter is not
-        known."""
+        """Return the padding of the row's batches and of its whole shape file; None if that of the
+        shape file is not known."""
         mean_log_share = self.totals.mean_log_useful_share if self.totals else None
         if mean_log_share is None:
             return None

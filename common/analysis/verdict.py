@@ -388,7 +388,8 @@ def products_answer(pick: Pick, rows: Sequence[Row]) -> str:
 
 
 def logits_answer(picks: LogitsPick) -> Sentence:
-    """Return the best loss of those that take logits, by the step and by the loss alone."""
+    """Return a sentence on the best of the losses that take logits: by the step, and by the loss
+    alone.  Without times of steps, it is by the loss alone."""
     loss, step, best = picks
     if step is None:
         return answer(loss, time_of("loss"))
@@ -444,7 +445,9 @@ def _percent(gap: float) -> str:
 
 
 def memory_answer(row: Row, smallest: Pick | None) -> Sentence:
-    """Return the peak of a row, and how it stands to the smallest."""
+    """Return the peak memory of a row, and how it compares with the smallest peak.
+
+    smallest: the row with the smallest peak, and its rivals; None: only the peak is returned."""
     if row.peak_mb is None:
         return ["not measured"]
     peak = linked(row, PEAK)
@@ -453,7 +456,7 @@ def memory_answer(row: Row, smallest: Pick | None) -> Sentence:
     if row in [smallest.row, *smallest.rivals]:
         if not smallest.sure:
             return [peak, ", as small as any"]
-        # Without the first part, the peak of the smallest, which `peak` has said.
+        # `against_next` begins with the smallest peak.  It is left out: `peak` stands before it.
         following = against_next(smallest, PEAK)[1:] if smallest.next else []
         return [peak, ", the smallest", *following]
     least = smallest.row

@@ -43,9 +43,10 @@ LOADING_SECONDS = 1800.0
 def judge(case: Question, adapter: Any, device: Any) -> Outcome:
     """Return the outcome of a case for an adapter on a torch.device.
 
-    A case that does not concern the loss is NOT_ASKED.  An error that the loss raises, or the
-    package of a pruned loss before it, is REFUSES; CRASHES if the CUDA context is lost.  Any other
-    error is of this suite: ERROR, with the traceback on stderr.
+    NOT_ASKED: the case does not concern the loss, or cannot run here.
+    CRASHES: an error was raised, and the CUDA context is lost.
+    REFUSES: the loss raised an error, or the package of a pruned loss raised one before the loss.
+    ERROR: any other error, which is of this suite; its traceback is printed on stderr.
     """
     from rnnt_bench.conformance import answers, checks
     from rnnt_bench.losses import layouts

@@ -98,9 +98,8 @@ class Batches:
         return np.maximum.reduceat(self.utterances[:, 0].astype(np.int64), self._bounds[:-1])
 
     def totals(self) -> Totals:
-        """Return the sizes of all batches together, as a record has them.
-
-        With them goes the mean over batches of the logarithm of their share of useful cells."""
+        """Return the totals over all batches, for a record: numbers of utterances, frames and
+        batches, the longest T, and the mean over batches of log(useful cells / padded cells)."""
         T = self.utterances[:, 0].astype(np.int64)
         useful, padded = self.all_cells()
         mean_log_share = float(np.log(useful / padded).mean())
@@ -210,8 +209,8 @@ def load(settings: Settings, round_number: int | None = None) -> tuple[Batches, 
     path = Path(settings.shape_file)
     factor = shapes.subsampling(path) or SUBSAMPLING
     subsampling = settings.subsampling
-    # Only frames at x4 can be changed to another factor.  Others stay as they are: to `vary` the
-    # factor 4 means no change.
+    # Only frames at x4 can be changed to another factor.  Frames at another factor stay as they
+    # are: they are passed to `vary` with a factor of 4, which changes nothing.
     if factor != SUBSAMPLING:
         if subsampling not in (factor, SUBSAMPLING):
             raise UserError(

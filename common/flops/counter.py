@@ -438,7 +438,9 @@ class _Mode(TorchDispatchMode):
 
 
 def _applied(frame: Any | None) -> Iterator[tuple[Any, Call]]:
-    """Yield each custom function that runs in this frame or around it: its frame, and its call."""
+    """Yield (frame, call) of each custom function that runs in `frame` or in one of its callers.
+
+    The innermost comes first."""
     while frame is not None:
         code = frame.f_code
         if code is _APPLY:
@@ -448,7 +450,8 @@ def _applied(frame: Any | None) -> Iterator[tuple[Any, Call]]:
                 # Without a `setup_context`, `forward` takes the context first.
                 del names[0]
             yield frame, _call(function, dict(zip(names, frame.f_locals["args"])))
-        # Before torch 2.0 there is only the frame of the function's `forward`, told by its `ctx`.
+        # Before torch 2.0, `apply` has no frame, but the function's `forward` has.  The type of its
+        # `ctx` names the function.
         elif _APPLY is None and code.co_name == "forward" and code.co_varnames[:1] == ("ctx",):
             function = getattr(type(frame.f_locals.get("ctx")), "_forward_cls", None)
             if function is not None:

@@ -87,7 +87,9 @@ def _convolved(call: Call, source: Any, out: Any) -> int:
 
 
 def _convolution(call: Call) -> int:
-    """Return the MACs of a forward, whose input some operators call `self`."""
+    """Return the MACs of the forward of a convolution.
+
+    Some operators name the input `self`, others `input`."""
     source = call["self"] if call["input"] is None else call["input"]
     return _convolved(call, source, call.out)
 

@@ -373,8 +373,9 @@ def _fourier(call: Call) -> int:
     """Count 5 n log2(n) for a complex transform of n values, half of that for a real one, and 1 for
     each output that is normalised.
 
-    It is the usual count of the radix-2 algorithm, which is taken for every n."""
-    # Of a real transform the real side: a complex one has but half of the values.
+    The first is the usual count of the radix-2 algorithm.  Here it is used for every n."""
+    # Of a real transform these are the values of the real side: the complex side has only about
+    # half as many.
     values = call.out if "c2r" in call.name else call["self"]
     n = math.prod(values.shape[dim] for dim in call["dim"])
     total = (5 if "c2c" in call.name else 2.5) * values.numel() * math.log2(max(n, 1))

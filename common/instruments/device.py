@@ -58,8 +58,8 @@ def import_torch(advice: str = "") -> Any:
 
 
 def current(device: Any) -> Any:
-    """Return the torch.device, that of a GPU with its index.  Make a GPU the current device of
-    torch, and its default stream the current stream.
+    """Return this torch.device; a GPU also gets its index, becomes torch's current device, and its
+    default stream becomes the current stream.
 
     Raises NotRunnable if torch does not see the GPU."""
     import torch
@@ -71,8 +71,8 @@ def current(device: Any) -> Any:
         reason = f"torch {torch.__version__} in {sys.prefix} does not see {device}"
         raise NotRunnable("unsupported", reason)
     torch.cuda.set_device(device)
-    # fast_rnnt always launches on the legacy default stream: only there do its work and our events
-    # keep their order.
+    # fast_rnnt always launches on the legacy default stream, so events must be on this stream too:
+    # only then are its work and the events in order.
     torch.cuda.set_stream(torch.cuda.default_stream(device))
     return device
 

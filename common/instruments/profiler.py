@@ -66,10 +66,10 @@ def profile(
     def cycle_ended(profiler: torch.profiler.profile) -> None:
         write_trace(profiler)
         on_cycle(profiler)
-        number = f"cycle {len(tables) + 1} of {settings.schedule['repeat']}"
+        heading = f"cycle {len(tables) + 1} of {settings.schedule['repeat']}"
         averages = profiler.key_averages(group_by_stack_n=STACK_DEPTH if settings.with_stack else 0)
         key = _cuda_time(averages) if cuda else "self_cpu_time_total"
-        tables.append(f"{number}\n{table(averages, key)}\n")
+        tables.append(f"{heading}\n{table(averages, key)}\n")
         # A trace is named by its time in milliseconds: two cycles must not have the same name.
         time.sleep(0.002)
 

@@ -55,7 +55,8 @@ def relative_half_width(samples: dict[int, list[int]]) -> float:
     median; infinite while no batch was measured twice.
 
     Each sample is divided by the median of its batch, so that sizes of batches do not count as
-    spread.  Outliers raise the standard deviation, so noisy samples lead to more samples.
+    spread.  Outliers widen the interval, since they raise the standard deviation: if samples are
+    noisy, more are taken.
 
     samples: durations by batch.
     """

@@ -132,9 +132,10 @@ class StepCells(Cells):
             )
 
     def backward(self, frames: Frames, gradient: torch.Tensor) -> None:
-        """Add to the right gradients of the leaves, from that of the logits of `frames`.
+        """Add what `frames` contribute to the right gradients of the leaves (`grad`).
 
-        These must be the frames that were yielded last."""
+        frames: those that were yielded last; gradient: the right gradient of their logits, for a
+        factor of 1."""
         self.last.backward(gradient * self.factors[frames.n])
 
 

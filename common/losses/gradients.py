@@ -91,10 +91,13 @@ class Leaf:
         right: torch.Tensor,
         describe: Callable[[Index], str] = lambda index: f"entry {[*index]}",
     ) -> torch.Tensor:
-        """Add a part of the gradient; return |computed - right|, float64, infinite where it is
-        missing.
+        """Add a part of the gradient; return |computed - right| in float64.
 
-        describe: returns the place of an entry of the part in words."""
+        Args:
+            computed: the loss's gradient; None if the loss made none: then all errors are infinite.
+            right: the right gradient.
+            describe: returns in words where an entry of the part is.
+        """
         self.right_square += float((right * right).sum())
         self.largest = max(self.largest, largest(right))
         if computed is None:

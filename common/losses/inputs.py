@@ -121,15 +121,16 @@ class Speech:
         return encoder_out, decoder_out, targets
 
     def layer(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the weight (V, D) and the bias (V,) of one of LAYERS.
+        """Return the weight (V, D) and the bias (V,) of one of LAYERS, for the run's V and D.
 
-        Symbols that the model was not trained on have rows that are copies of trained ones, with a
-        bias that is LESS_LIKELY lower.  The bias of "lm" is not lower: the simple loss adds its
-        scores to those of "am", which has the lower bias.
+        A symbol that the model was not trained on has the row of a trained one, with a bias that is
+        lower by LESS_LIKELY.  In "lm" the bias is not lower: the simple loss adds the scores of
+        "lm" to those of "am", where the bias is lower already.
         """
         weight = self.arrays[f"{name}.weight"]
         bias = self.arrays[f"{name}.bias"]
         columns = self.columns(weight.shape[1])
+        # A dimension that has several copies is divided among them, so logits stay the same.
         copies = np.bincount(columns).astype(np.float32)
         weight = (weight / copies)[:, columns]
         copied = np.arange(self.vocab_size - len(bias)) % (len(bias) - 1) + 1  # never the blank

@@ -129,8 +129,9 @@ def next_targets(targets: torch.Tensor, T: int, U1: int) -> torch.Tensor:
 
 
 def full_lengths(weight: torch.Tensor) -> Lengths:
-    """Return the lengths (T, U), both (), of utterances without padding, from their weights
-    (..., T, U+1)."""
+    """Return the lengths of utterances without padding: the tensors T and U, each of shape ().
+
+    weight: (..., T, U+1), a number for each cell."""
     T, U1 = (torch.tensor(size, device=weight.device) for size in weight.shape[-2:])
     return T, U1 - 1
 

@@ -63,6 +63,7 @@ class Uv:
     def __init__(self, log: TextIO, keep: Sequence[int] = ()):
         self._log = log
         self._keep = keep
+        # For the commands of _fetch and _settings_of_pip; the variables of uv are set below.
         self._variables: dict[str, str] = {**os.environ}
         self._fetch()
         variables = self._settings_of_pip()
@@ -74,6 +75,7 @@ class Uv:
         else:
             names = [name for name in ("UV_INDEX", "UV_FIND_LINKS") if name in variables]
             self._extra = {name: variables.pop(name) for name in names}
+        # The user's variables win over the settings of pip.
         self._variables = {**variables, **os.environ, "UV_PYTHON_DOWNLOADS": "never"}
 
     def run(self, *arguments: str) -> None:

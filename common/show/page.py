@@ -111,8 +111,10 @@ def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
 
 
 def _group_section(index: int, groups: Sequence[Group], folders: Paths) -> parts.Section:
-    """Return the section of the configuration `groups[index]`; its title has a number if there are
-    several. folders: where a conformance matrix may be."""
+    """Return the section of the configuration `groups[index]`. Its title has a number if there are
+    several configurations.
+
+    folders: where a conformance matrix may be"""
     group = groups[index]
     rows = group.rows
     title = "Answer" if len(groups) == 1 else f"Configuration, {index + 1} of {len(groups)}"

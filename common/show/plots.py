@@ -137,7 +137,9 @@ def ratios(key: str, title: str, caption: str, dots: Sequence[Dot], across: str)
 
 
 def _dot_trace(dot: Dot, lane: int) -> Plotly:
-    """Return the marker of a dot, with a whisker where it has an interval."""
+    """Return plotly's trace of a dot: its marker, with a whisker if the ratio has an interval.
+
+    lane: the number of its lane, 0 for the top one."""
     options: Plotly = {}
     if dot.low is not None and dot.high is not None:
         options["error_x"] = {

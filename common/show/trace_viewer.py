@@ -109,7 +109,7 @@ class Handler(SimpleHTTPRequestHandler):
                 super().do_GET()
 
     def _send_trace(self) -> None:
-        """Send the trace, unpacked; say on the terminal if it is damaged."""
+        """Send the trace, unpacked.  If it is damaged, print that and answer 404."""
         try:
             content = self.trace.read_bytes()
             if content[:2] == GZIP:

@@ -370,13 +370,15 @@ def busy_flags(
     cpus: int | None = None,
     physical: int | None = None,
 ) -> list[str]:
-    """Return flags for a sample: ["busy"] beside noticeable load, ["busy", "loaded"] beside much.
+    """Return flags for a sample: ["busy"] if the load of others was noticeable, ["busy", "loaded"]
+    if it was much, [] if neither.
 
     Args:
-        share: of the CPU time that others took, from ForeignLoad; None counts as 0.
+        share: share of the CPU time that others took, from ForeignLoad; None counts as 0.
         threads: number of threads that the sample kept busy; None for one on each core.
-        cpus: number of CPUs that the process may use; None for CPUS.
-        physical: number of their physical cores; None for `cpus`, and without that for cores()."""
+        cpus: number of CPUs that the process may use; None for the number of CPUS.
+        physical: number of physical cores of these CPUs.  None: as many as `cpus`, or cores() if
+            `cpus` is None too."""
     physical = physical or cpus or cores()
     cpus = cpus or len(CPUS)
     free = 0 if threads is None else max(physical - threads, 0)

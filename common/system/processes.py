@@ -383,11 +383,13 @@ class Child:
             )
 
     def _kill(self) -> None:
-        """Kill the process with its session; if that fails, or it is not forked yet, its server."""
+        """Kill the child with all processes of its session.  If the child is not forked yet, or the
+        server does not tell of its end, kill the server."""
         if self.alive():
             with suppress(ProcessLookupError):
                 os.killpg(self.pid or self.server.process.pid, signal.SIGKILL)
-            if self.alive(LAST_SECONDS):  # the server is stopped, perhaps
+            # A server that was stopped (SIGSTOP) cannot tell that the child has ended.
+            if self.alive(LAST_SECONDS):
                 self.server.process.kill()
                 self.alive(LAST_SECONDS)
 

@@ -105,9 +105,10 @@ def add_flags(
 def set_quick(
     arguments: argparse.Namespace, quick: Mapping[str, Any], others: schema.Record | None = None
 ) -> None:
-    """Set the flags that are None, since the user did not give them.
+    """Set the default of each flag that is None: the user left it out.
 
-    quick: values by flag, which hold with --preset quick; others: values that hold otherwise."""
+    quick: defaults by flag with --preset quick; others: defaults without it, and with it for flags
+    that `quick` lacks."""
     values = dict(others or {})
     if arguments.preset:
         values.update(quick)

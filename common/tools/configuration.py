@@ -133,8 +133,9 @@ def keys_of(kind: type[Struct]) -> list[str]:
 
 
 def _choices_of(kind: type[Struct], key: str) -> list[str]:
-    """Return the texts that a key of a Struct, or of the Structs in it, may have, as its Literal
-    lists them; [] where it has none."""
+    """Return the values that the Literal of a key allows; [] if the key has no Literal.
+
+    key: a key of the Struct `kind`, or of a Struct in it."""
     for field in _fields(kind):
         for part in (field.type, *get_args(field.type)):  # of `Literal[...] | None` too
             if field.name == key and get_origin(part) is Literal:

@@ -92,8 +92,9 @@ def imported(name: str) -> Any:
 
 
 def module(source: str) -> ModuleType:
-    """Import a module by its name, or a file, which may import the files beside it.  Raises
-    UserError."""
+    """Import and return a module; raise UserError if that fails.
+
+    source: the name of a module, or a file "*.py", which may import the files beside it."""
     path = Path(source)
     try:
         if path.suffix != ".py":

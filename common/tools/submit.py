@@ -114,8 +114,8 @@ def shape_file(path: Any) -> str:
 
 
 def flags_of(command: Any) -> list[str]:
-    """Return the words of a command line that say what it measured: its script, and flags with
-    their values, "..." for a value that is not sendable.
+    """Return the words of a command line that say what it measured: its script or command,
+    and flags with their values.  A value that is not sendable becomes "...".
 
     command: the command line in a record, of any type there."""
     if not isinstance(command, list) or not command:
@@ -127,10 +127,11 @@ def flags_of(command: Any) -> list[str]:
         result += [word for word in arguments[:1] if word in COMMANDS]
     flags = {"--only", "--skip", "--topology", "--in-place", "--limits", "--sweep"}
     flags.update(setting.flag for setting in SETTINGS.values())
-    if result[1:] == ["sweep"]:  # what is swept is given without dashes: vocab-size=500,4096
+    if result[1:] == ["sweep"]:  # the swept settings have no dashes: vocab-size=500,4096
         axes = (word for word in arguments[1:] if f"--{word.partition('=')[0]}" in flags)
         result += map(sendable, axes)
-    for word, following in zip(arguments, [*arguments[1:], "--"]):  # no value follows the last
+    # The "--" after the last word is no value.
+    for word, following in zip(arguments, [*arguments[1:], "--"]):
         flag, equals, value = word.partition("=")
         if flag not in flags:
             continue

@@ -279,8 +279,10 @@ def _decoded(block: str, position: int) -> Sequence[Event]:
 
 
 def _salvaged(text: str, position: int) -> Sequence[Event]:
-    """Return a list of the one event in a text.  An event that is invalid JSON is read field by
-    field; the escapes in its name stay.  Raises Broken where that fails, too."""
+    """Return a list of the one event in a text.  If the event is invalid JSON, it is read field by
+    field, and the escapes in its name stay.  Raises Broken if that fails too.
+
+    position: where the block with this text begins in the file, for the message."""
     with suppress(msgspec.DecodeError, RecursionError):
         return _DECODER.decode(f"[{text}]")
     head, _, args = text.partition('\n    "args": {')
