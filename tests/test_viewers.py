@@ -246,3 +246,18 @@ def test_our_step_times_and_peaks_are_the_plugins_but_for_what_it_counts_twice(t
         assert [peak for _, peak in of_plugin] == [peak for _, peak in mine] and len(mine) == len(of_plugin)
         differing = [at for at, (theirs, ours) in enumerate(zip(of_plugin, mine)) if abs(theirs[0] - ours[0]) > 0.5]
         assert differing == ([1] if "stub" in name else [0] if name == "copies" else []), name
+
+
+def test_a_browser_that_goes_away_does_not_make_the_trace_a_damaged_one(tmp_path, capsys):
+    class Gone(trace_viewer.Handler):
+        trace = write(tmp_path / "right.json", kineto([]))
+
+        def __init__(self):
+            """Serve nobody."""
+
+        def _send(self, content, kind):
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        Gone()._send_trace()
+    assert capsys.readouterr().out == ""

@@ -114,12 +114,13 @@ class Handler(SimpleHTTPRequestHandler):
             content = self.trace.read_bytes()
             if content[:2] == GZIP:
                 content = gzip.decompress(content)
-            self._send(labelled(content), "application/octet-stream")
         except (OSError, EOFError, zlib.error) as error:
             print(
                 f"{plain(self.trace)}: not a whole trace: {plain(error)}; profile again", flush=True
             )
             self.send_error(404)
+        else:
+            self._send(labelled(content), "application/octet-stream")
 
     def _send(self, content: bytes, kind: str) -> None:
         """Answer with this content; kind: its media type."""
