@@ -160,8 +160,8 @@ class _Arguments:
     """Holds a Problem and the tensors that it points to, which must live as long."""
 
     def __init__(self, call: Call, arcs: Tensor, kept: Tensor):
-        """Point to the tensors of a call; they are copied where the C++ code takes another dtype or
-        other strides."""
+        """Point to the tensors of a call. Where the C++ code takes another dtype or other strides
+        than a tensor has, point to a copy of that tensor."""
         dtype = accumulated(call.encoder_out.dtype)
         encoder, decoder = (x.to(dtype) for x in (call.encoder_out, call.decoder_out))
         encoder, decoder = (x if x.stride(2) == 1 else x.contiguous() for x in (encoder, decoder))

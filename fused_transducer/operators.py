@@ -180,7 +180,7 @@ def gradients(
 
 @gradients.register_fake
 def _(*arguments):
-    *tensors, options, _, wanted = arguments[3:]
+    _grad_losses, _arcs, _kept, *tensors, options, _backend, wanted = arguments
     call = Call.of(tensors, options)
     return tuple(x.to(call.encoder_out.dtype) for x in _gradients(call, wanted))
 
@@ -268,9 +268,9 @@ def _flops(call: Call, cells: Callable[[], Tensor], products: int) -> int:
 
 
 def _flops_of_losses(*inputs, out_val=None, **_):
-    """Return the FLOPs of the logits, once for each cell."""
+    """Return the FLOPs of a forward: those of the logits, one product for each cell."""
     call = Call.of(inputs[: len(TENSORS)], inputs[len(TENSORS)])
-    return _flops(call, call.cells, 1)
+    return _flops(call, call.cells, products=1)
 
 
 def _flops_of_gradients(grad_losses, arcs, kept, *inputs, out_val=None, **_):

@@ -142,7 +142,10 @@ def _pairs_of(name: str, before: Sequence[Row], after: Sequence[Row]) -> list[Pa
         for other in after
         if not groups.differences(first, other)
     ]
-    return fitting or [checked_pair(groups.newest_first(before)[0], groups.newest_first(after)[0])]
+    if fitting:
+        return fitting
+    # No two fit, so this raises, and names the differences of the newest two.
+    return [checked_pair(groups.newest_first(before)[0], groups.newest_first(after)[0])]
 
 
 def within(log: Path, baseline: str, new: str) -> Pair:

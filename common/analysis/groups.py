@@ -134,8 +134,8 @@ def rank(row: Row) -> tuple[Any, ...]:
 
 
 def heading(group: Sequence[Row]) -> str:
-    """Return one line on what the rows of a group have in common: settings, machine, variables that
-    tune, number of rounds, padding."""
+    """Return one line on what the rows of a group have in common: settings, machine, environment
+    variables, number of rounds, padding."""
     common = {
         key: value for row in group for key, value in row.configuration.items() if value is not None
     }
@@ -143,7 +143,8 @@ def heading(group: Sequence[Row]) -> str:
         return "unreadable"
     if not common:
         return "traces without records of this suite"
-    # A name alone may stand for several processors, which their rates tell apart.
+    # Where records have only the name of a processor, several may have that name: their rates tell
+    # them apart.
     if common.get("device") == "cpu" and not common.get("processor"):
         rates = next(filter(None, map(machines.rates, group)), "")
         common["processor"] = f"({rates})" if rates else None

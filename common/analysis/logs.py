@@ -202,9 +202,11 @@ def _rows_of(folder: Path, asked: list[Path], traces: bool) -> list[Row]:
 
 
 def _foreign_rows(paths: list[Path], folder: Path) -> list[Row]:
-    """Return a row for each worker that left traces, without records of this suite, in a folder.
+    """Return a row for each worker, from its traces alone: records of this suite are not read.
 
-    A row that has no complete step is unreadable."""
+    A row is unreadable if one of its traces has an error and none has a complete step.
+
+    paths: the traces of all workers; folder: where they are, which names the rows"""
     by_worker = text.gathered(
         (reader.worker(path), (path, window)) for path, window in windows.read_windows(paths)
     )

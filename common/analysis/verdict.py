@@ -467,8 +467,8 @@ def memory_answer(row: Row, smallest: Pick | None) -> Sentence:
 
 
 def cautions(pick: Pick) -> tuple[str, str]:
-    """Return (title, sentence) on what may go wrong with the best row, by the conformance matrix;
-    the title is "beware" if something does, else "corners"."""
+    """Return (title, sentence) on what may go wrong with the best row: doubts about its numbers,
+    and what the conformance matrix found. The title is "beware" if there is any, else "corners"."""
     name = pick.row.name
     check = f"{command('check')} --only {name}"
     caveats = [
@@ -478,9 +478,9 @@ def cautions(pick: Pick) -> tuple[str, str]:
     if pick.judged:
         caveats += pick.judged.caveats
         judged = f"{pick.judged.version} on {_day(pick.judged.day)}".strip()
-        here = pick.row.environment.implementation_version or ""
-        if version_numbers(pick.judged.version) < version_numbers(here):
-            judged += f", which is older than this package ({here.partition('+')[0]}): {check}"
+        version = pick.row.environment.implementation_version or ""
+        if version_numbers(pick.judged.version) < version_numbers(version):
+            judged += f", which is older than this package ({version.partition('+')[0]}): {check}"
     elif not caveats:
         return "corners", f"{name} was not judged yet: {check}"
     if not caveats:

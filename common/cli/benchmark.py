@@ -138,7 +138,7 @@ class Measurement:
         Sets `controls` and `limits`, for which it may measure how fast torch multiplies matrices.
         Raises Interrupted."""
         self.limits = self._products(resolved)
-        slow = times.slow_products(self.limits)
+        slow = times.slow_products(self.limits)  # torch's share of the rate, None if it is not slow
         controls = interpreters.controls(self.python_of, resolved.device, slow is not None)
         if slow is not None and not self.arguments.quiet:
             fast = [
@@ -148,7 +148,7 @@ class Measurement:
             ]
             say(
                 f"torch multiplies at {slow:.0%} of this processor's rate: "
-                f"{', '.join(fast)} are measured without that, see docs/usage.md"
+                f"{', '.join(fast)} are measured with MKL's fast path, see docs/usage.md"
             )
         self.python_of = {**self.python_of, **controls}
         self.controls = list(controls)

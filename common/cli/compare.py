@@ -166,8 +166,8 @@ def kept_as(log: Path, name: str) -> Path:
 
 
 def unfit_reason(row: Row) -> str:
-    """Return why the times of a row make no baseline: it has too few rounds without other load; ""
-    if they do."""
+    """Return why a row can be no baseline: the times of a scope have too few rounds without other
+    load. Return "" if the row can be a baseline."""
     for times in map(row.times_of, SCOPES):
         rounds = len(times.medians)
         loaded = len(times.loaded)

@@ -193,7 +193,9 @@ class Examination:
     def compare(
         self, answer: Answer, run: Run = run_together, has_gradient: bool = True
     ) -> Outcome:
-        """Judge an answer; raise Refused if it lacks a gradient.  Arguments as in `outcome`."""
+        """Judge an answer; raise Refused if it lacks a gradient.
+
+        run, has_gradient: as in `outcome`."""
         if not answer.rights.isfinite().all():
             return _without_path(answer)
         leaves = answer.errors.leaves.values()

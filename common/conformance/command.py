@@ -114,7 +114,8 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
         missing={name: choice.reason for name, choice in choices.items() if not choice.python},
     )
     tasks = [task(name, python, config, arguments.timeout) for name, python in pythons.items()]
-    arguments.timeout = LOADING_SECONDS + len(config.cases) * arguments.timeout  # of a process
+    # From here on it is the time of a process, which judges all cases.
+    arguments.timeout = LOADING_SECONDS + len(config.cases) * arguments.timeout
 
     def answer(run: kept.Kept) -> kept.Answer:
         matrix = show.matrix_of(run)

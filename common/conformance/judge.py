@@ -133,16 +133,17 @@ def run(job: JobSpec) -> Iterator[Measured]:
 def judge_in_fork(
     row: Row, names: Sequence[str], loaded: Callable[[], tuple[Any, Any]], timeout: float
 ) -> None:
-    """Judge cases in their order in a fork, until it ends; add their outcomes to the row.
+    """Judge cases in their order in one fork, and add their outcomes to the row.
 
-    The case at which the fork dies or hangs gets an outcome too.  If the fork ends before its
-    first case, the status of the row becomes ERROR.  The row also gets what the fork tells of
-    versions and device.  Raises NotRunnable.
+    The case at which the fork dies or hangs gets an outcome too.  The cases after it get none, as
+    do those after a case whose outcome is CRASHES.  If the fork ends before its first case, the
+    status of the row becomes ERROR.  The row also gets the versions and the device that the fork
+    sends.  Raises NotRunnable if the implementation cannot be loaded.
 
     Args:
-        row: of the implementation.
-        names: those of the cases.
-        loaded: returns what `load` does.
+        row: the row of the implementation.
+        names: the names of the cases.
+        loaded: returns the adapter and the device, as `load` does.
         timeout: seconds for a case.
     """
 
@@ -157,7 +158,7 @@ def judge_in_fork(
             pipe.send(judge(BY_NAME[name], adapter, device))
 
     kills = memory.oom_kills()
-    case = ""  # at which the fork is
+    case = ""  # the case that the fork judges; "" before the first
     is_late = False
     with processes.Fork(work) as fork:
         try:

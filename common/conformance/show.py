@@ -373,12 +373,13 @@ def page(matrix: Matrix, earlier: Mapping[str, Corners]) -> str:
         listed(remarks(matrix), "markdown"),
         "## Findings",
     ]
-    for heading, of_heading in findings(matrix, brief=True).items():
-        lines += [f"### {heading}", listed(of_heading, "markdown")]
+    for heading, finding_lines in findings(matrix, brief=True).items():
+        lines += [f"### {heading}", listed(finding_lines, "markdown")]
     if earlier:
         lines += ["## Judged earlier", "This run did not judge these; an earlier one did:"]
         lines.append(listed(_of_earlier(earlier), "markdown"))
-    # Without the name with which they begin, reasons are equal, and losses share a line.
+    # A reason may begin with the name of its loss.  Without that name, losses with equal reasons
+    # share a line.
     reasons = text.gathered(
         (re.sub(f"^{re.escape(row.name)} ", "it ", row.reason), row.name)
         for row in matrix.rows

@@ -143,7 +143,7 @@ def shown(value: Any) -> str:
 
 
 def without_folders(text: str) -> str:
-    """Cut absolute paths in a text to their last name; URLs stay as they are.
+    """Return a text with its absolute paths cut to their last names; URLs stay as they are.
 
     Then the messages of two machines can be compared."""
     return _FOLDERS.sub("", text)

@@ -193,7 +193,8 @@ class Reader:
     def utterance(self, number: int, line: str, counts: Counter) -> Utterance:
         """Return the utterance of an entry, as `entries` returned it.
 
-        counts: gets the numbers of utterances, of those without text, and others."""
+        counts: gets one more of "utterances_read" and of each other count that holds for this
+          utterance, such as "with_empty_text" and "frames_from_features"."""
         kinds = CUTS if self.cuts else (SUPERVISION,)
         entry = _entry(self.path, number, line, *kinds)
         with _naming(self.path, number, entry):
@@ -232,7 +233,9 @@ class Reader:
             )
 
     def _of_cut(self, cut: Any, counts: Counter) -> Utterance:
-        """Return the utterance of a cut.  Raises ValueError, and what lhotse raises."""
+        """Return the utterance of a cut.  Raises ValueError, and what lhotse raises.
+
+        counts: as in `utterance`."""
         tracks = [track.cut for track in cut.tracks] if hasattr(cut, "tracks") else [cut]
         recordings = [getattr(track, "recording", None) for track in tracks]
         self._refuse_twice(cut, *map(_speed, recordings))
@@ -253,9 +256,12 @@ class Reader:
         return Utterance(text, tuple(frames), span.seconds)
 
     def _of_supervision(self, supervision: Any, counts: Counter) -> Utterance:
-        """Return the utterance of a supervision, by its features or else by its recording.
+        """Return the utterance of a supervision, with the frames of its features, else those of its
+        recording.
 
-        Raises ValueError if neither is there."""
+        Raises ValueError if neither is there, or as `_refuse_twice`, `_text` and `frames` do.
+
+        counts: as in `utterance`."""
         name = str(supervision.recording_id)
         recordings = self.recordings.get(name, [])
         self._refuse_twice(supervision, *(recording.speed for recording in recordings))
@@ -264,7 +270,7 @@ class Reader:
         if span is not None:
             counts["frames_from_features"] += 1
         elif recordings:
-            recording = recordings[-1]
+            recording = recordings[-1]  # the last, if several entries have this id
             seconds_left = max(0.0, recording.seconds - supervision.start)
             if supervision.duration > seconds_left + TOLERANCE:
                 counts["cut_at_end_of_recording"] += 1

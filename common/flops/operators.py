@@ -46,12 +46,13 @@ def _unary(per_complex: int) -> Callable[[Call], int]:
 
 
 def _binary(per_complex: int) -> Callable[[Call], int]:
-    """Return a rule that counts `per_complex` for two complex numbers, 2 for a complex and a real
-    one, 1 for two real ones."""
+    """Return a rule that counts for each output: `per_complex` for two complex numbers, 2 for a
+    complex and a real one, 1 for two real ones."""
 
     def count(call: Call) -> int:
         both = is_complex(call["self"]) and is_complex(call["other"])
-        return elements(call.out, per_complex if both else 2)
+        # A real output counts 1, whatever the factor of complex ones.
+        return elements(call.out, complex_factor=per_complex if both else 2)
 
     return count
 

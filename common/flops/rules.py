@@ -239,7 +239,7 @@ def _of_lists(name: str) -> Rule:
 def size(tensor: Any) -> int:
     """Return the number of elements of a tensor or of a list of tensors; 0 for None.
 
-    Raises TypeError for a sparse or nested tensor, whose operator is then not counted."""
+    Raises TypeError for a sparse or nested tensor: the operator that takes it is not counted."""
     if isinstance(tensor, torch.Tensor):
         if tensor.layout not in (torch.strided, torch._mkldnn) or tensor.is_nested:  # type: ignore[attr-defined]
             raise TypeError("a sparse or nested tensor")

@@ -94,7 +94,7 @@ def profile(
     try:
         write_whole("free some space", (folder / f"{folder.name}.txt", "\n".join(tables)))
     except UserError as error:
-        raise OSError(str(error)) from error  # a full disk costs this row, not the run
+        raise OSError(str(error)) from error  # ends this row; a UserError would end the run
     return foreign
 
 

@@ -99,10 +99,12 @@ def streams(device: torch.device, clock: Clock, seconds: float) -> Iterator[Stre
 def products(
     device: torch.device, dtype: torch.dtype, clock: Clock, seconds: float
 ) -> Iterator[Products]:
-    """Yield the times of products of square matrices, of the SHORT smallest sizes and of larger ones
-    whose product is expected to take at most `seconds`."""
+    """Yield the times of products of square matrices: one record for each of the SHORT smallest
+    sizes, and for each larger size whose product is expected to take at most `seconds`.
+
+    seconds: also the time for all repeats of one size."""
     generator = torch.Generator().manual_seed(0)
-    next_ns = 0  # what the next size takes: twice the n is 8 times the operations
+    next_ns = 0  # expected for the next size: twice the size takes 8 times the operations
     for number, size in enumerate(SIZES):
         is_short = number < SHORT
         if next_ns > seconds * 1e9 and not is_short:
@@ -110,7 +112,8 @@ def products(
         # Random, since a GPU's clock depends on how many bits change.
         left, right = torch.rand(2, size, size, generator=generator).to(device, dtype)
         action = partial(torch.mm, left, right, out=torch.empty_like(left))
-        taken = repeated(action, clock, seconds, FEWEST_SHORT if is_short else FEWEST)
+        fewest = FEWEST_SHORT if is_short else FEWEST
+        taken = repeated(action, clock, seconds, fewest)
         next_ns = 8 * min(taken)
         yield Products(size, taken)
 

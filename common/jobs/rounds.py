@@ -106,7 +106,7 @@ class Rounds:
                     self.take_in(name, end.round or 0, lines)
 
     def run(self, number: int, jobs: Sequence[Job], with_limits: bool) -> None:
-        """Run the jobs of a round whose losses have not failed, and say who is ahead.
+        """Run the jobs of a round whose losses have not failed, and show the mean times.
 
         After FEWEST_IN_BUDGET rounds, a round is skipped when the deadline is over.
 
@@ -132,7 +132,10 @@ class Rounds:
             self.say(f"round {number}/{session.settings.rounds}")
 
     def say(self, title: str) -> None:
-        """Say who is ahead, and how long the run will take."""
+        """Show the mean times of the losses so far, and how long the run will take.  Show nothing
+        before any loss has times.
+
+        title: what the line begins with, such as "round 2/5"."""
         if self.ms:
             progress = self.session.progress
             progress.say("; ".join(filter(None, [f"{title}: {self.standing()}", progress.left()])))

@@ -431,7 +431,7 @@ class Session:
         return lines
 
     def _facts(self, run: Run, choice: Choice) -> Iterator[tuple[str, object]]:
-        """Yield the (key, value) pairs of `facts` of those jobs of a run that ended well in the
+        """Yield the (key, value) pairs of `facts` for each job of a run that ended well in the
         Python `choice`."""
         for job, lines in store.latest_jobs(run.records).items():
             row = job if job in self.python_of else run.name  # a task, or else an implementation
@@ -439,8 +439,11 @@ class Session:
                 yield from facts(row, lines).items()
 
     def _keep(self, job: Runnable, lines: list[Line]) -> Status:
-        """Add the records of a job to its run, and return the status that was kept.  Traces that
-        failed are removed first: they may have filled the disk."""
+        """Add the records of a job to its run, and return the status that was kept.
+
+        Keeps only a status "error" if the records are not comparable with earlier ones, or raises
+        Changed, see `_if_comparable`.  The traces of a trace job that failed are removed first:
+        they may have filled the disk."""
         run = self.run_of[job.row_pass.row]
         lines = self._if_comparable(job, lines)
         if job.row_pass.pass_name == "trace" and not store.ended_well(lines):

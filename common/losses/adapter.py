@@ -320,7 +320,8 @@ def signature(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 def _plain(value: Any) -> Any:
     """Return a value as JSON can hold it.
 
-    Infinity and NaN become text.  Another object becomes its `name`, or its text if it has none."""
+    Infinity and NaN become text.  A value that is no number, text or None becomes its `name`, or
+    its text if it has no `name`."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     is_plain = value is None or isinstance(value, (int, float, str))

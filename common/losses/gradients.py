@@ -134,7 +134,7 @@ class Errors:
         self.leaves: dict[str, Leaf] = defaultdict(Leaf)
         self.sums: dict[str, float] = defaultdict(float)
         self.padding: float | None = None
-        # sums (2, ...) of errors and of what they are compared with, over the cells so far
+        # (2, ...), over the cells so far: row 0 sums errors, row 1 what they are compared with.
         self.by_u = self.by_symbol = torch.zeros(0)
 
     def note_sums(self, over: str, errors: torch.Tensor, scales: torch.Tensor) -> None:

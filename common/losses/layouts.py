@@ -205,8 +205,8 @@ class ByUtterance(Joint):
 
     def _of_utterance(self, encoder_out, decoder_out, weight, bias, utterance, prepared):
         logits = joined(encoder_out, decoder_out, weight, bias)
-        given = self.of_logits.take(logits, utterance, prepared)
-        return self.of_logits.loss(given, utterance, prepared)
+        taken = self.of_logits.take(logits, utterance, prepared)
+        return self.of_logits.loss(taken, utterance, prepared)
 
 
 #: Factor of the simple loss in the sum of losses that a step of a pruned loss differentiates.

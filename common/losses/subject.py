@@ -199,10 +199,11 @@ def environment(context: Context) -> Environment:
     from rnnt_bench.data import batching, shapes
 
     settings = context.settings
-    every = context.all_batches
+    all_batches = context.all_batches
     chosen = context.batches
     machine = device.environment(settings, context.device)
-    machine.warnings[:0] = batching.warnings(every, chosen, settings)
+    # The warnings about batches come before those about the machine.
+    machine.warnings[:0] = batching.warnings(all_batches, chosen, settings)
     return structs.replace(
         machine,
         implementation_version=context.adapter.version(),
@@ -210,6 +211,6 @@ def environment(context: Context) -> Environment:
         l2=settings.l2 if context.device.type == "cuda" else None,
         shape_file=settings.shape_file,
         shape_file_sha256=shapes.sha256(Path(settings.shape_file)),
-        shape_file_totals=every.totals(),
-        batches=[every.describe(index, settings.prune_range) for index in chosen],
+        shape_file_totals=all_batches.totals(),
+        batches=[all_batches.describe(index, settings.prune_range) for index in chosen],
     )

@@ -42,8 +42,10 @@ def mkl_as_intel() -> Path:
 def build() -> None:
     """Compile the libraries that are not compiled yet.
 
-    Errors are ignored here: they are raised again when a library is wanted."""
+    The first error ends the function and is not raised: a later call for that library raises it
+    again."""
     with suppress(NotRunnable):
+        # The paths are dropped: a later call finds the library compiled.
         mkl_as_intel()
         for dtype in NUMBERS:
             multiplication(dtype)

@@ -23,8 +23,8 @@ def title(rows: Rows) -> str:
 
 
 def cards(rows: Rows, folders: Sequence[Path]) -> list[parts.Card]:
-    """Return up to three cards: the fastest exact loss, the fastest from given logits where that is
-    another, and an approximate loss that saves time or memory.
+    """Return up to three cards: the fastest exact loss, the fastest of those that take logits if
+    that is another loss, and an approximate loss that saves time or memory.
 
     Args:
         rows: rows of one configuration

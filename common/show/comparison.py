@@ -349,7 +349,7 @@ def _controls(changes: Changes) -> list[str]:
         for unchanged in control.unchanged_by_runs(times).values():
             moved = control.control_of(unchanged)
             if moved:
-                lines.append(f"control, {scope}: {_moved(moved, unchanged[0])}")
+                lines.append(f"control, {scope}: {_moved(moved, first=unchanged[0])}")
     return lines
 
 

@@ -31,7 +31,7 @@ def _cgroup_values(controller: str, *files: str) -> list[dict[str, list[str]]]:
         top = CGROUPS / controllers
         innermost = top / path.lstrip("/")
         depth = len(innermost.parts) - len(top.parts)
-        for folder in [innermost, *innermost.parents][: depth + 1]:
+        for folder in [innermost, *innermost.parents][: depth + 1]:  # the last is `top`
             words = {}
             for file in files:
                 with suppress(OSError):

@@ -58,11 +58,17 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_sizes(config: str, changes: Sequence[tuple[str, str]], flag: str) -> Sizes:
-    """Return the sizes of a YAML file; the defaults for ICEFALL or "".  Raises UserError.
+    """Return the sizes of a file, or the defaults, after the changes that a flag gives.  Raises
+    UserError.
 
-    changes: (key, YAML) of each size that `flag` gives in place of that of the file."""
+    Args:
+        config: a YAML file of sizes; ICEFALL or "" for the defaults
+        changes: (key, YAML) of each size that the flag gives
+        flag: the name of that flag, for messages
+    """
     values = {} if config in ("", ICEFALL) else configuration.read(Path(config))
-    configuration.converted(values, Sizes, config)  # its message is to name the file
+    # Only checks the file: a message about its sizes names the file, not the flag.
+    configuration.converted(values, Sizes, config)
     for key, value in changes:
         values[key] = configuration.parsed(value, f"{flag} {key}")
     return configuration.converted(values, Sizes, flag)

@@ -165,10 +165,11 @@ def _set_peak(result: Profiled) -> None:
 def _is_cut_off(trace: reader.Trace, before: reader.Trace | None) -> bool:
     """Return whether the loop ended within the last step of a trace.
 
-    Such a step is much shorter than the others and also has far fewer operators, of which torch 1.13
-    adds one by itself.  A complete step may be short, or have few operators, but not both.  A step
-    that is alone in its trace is compared with the steps of the window `before`.  False where there
-    is no step to compare with, or where the usual step has fewer than FEW operators.
+    Such a step is much shorter than the others and also has far fewer operators (under torch 1.13
+    one of these is torch's own).  A complete step may be short, or have few operators, but not
+    both.  A step that is alone in its trace is compared with the steps of the window `before`.
+    Returns False if there is no step to compare with, or if these have fewer than FEW operators on
+    average.
     """
     *others, last = trace.steps
     usual: Sequence[reader.Step] = others or (before.steps if before else [])
@@ -213,7 +214,7 @@ class Curve:
 
     @property
     def peak_mb(self) -> float:
-        """Return the highest point of the curve in MB."""
+        """Return the most MB that were allocated at once, counted as `mb` is."""
         return max(self.mb)
 
 

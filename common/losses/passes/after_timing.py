@@ -157,7 +157,7 @@ def rights_of(context, scope: str, steps: Sequence[LossStep], factors: Factors =
         sketch = right.sketch(seed)
         largest_loss = float(torch.cat(right.losses).abs().max())
         losses = [float(loss.sum()) for loss in right.losses]
-        # "" stands for no leaf: its numbers are of the losses.
+        # The key "" is no leaf: it has the numbers that are not of gradients.
         return {"": [right.score, largest_loss, *losses], **sketch.numbers()}
 
     answer = remembered(context.shared, key, tensors, compute)
@@ -278,8 +278,11 @@ def judge_step(context, scope: str, batch: int, taken: Taken) -> Judgement:
 
 
 def judge_further_step(context, scope: str, taken: Mapping[int, Taken]) -> Judgement:
-    """Judge the loss of one more step, on other numbers, of the batch that was timed last."""
-    last = next(batch for batch, step in taken.items() if step.inputs)  # the only one that has them
+    """Judge the loss of one more step: of the batch that was timed last, with other numbers.
+
+    Its gradient is not judged."""
+    # Only the step that was timed last has digests of its inputs.
+    last = next(batch for batch, step in taken.items() if step.inputs)
     inputs = context.new_batch(last, FURTHER_REPEAT)
     step = prepare(context.adapter, context.model, inputs, scope)
     error, wrong = judge_loss(context, scope, inputs, step.prepared, float(step.run()))

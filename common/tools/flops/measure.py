@@ -138,7 +138,7 @@ def _model(flags: Mapping[str, Any]) -> torch.nn.Module:
     for key, value in flags["arg"]:
         arguments[key] = configuration.parsed(value, f"--arg {key}")
     try:
-        torch.empty(0, device=flags["device"])
+        torch.empty(0, device=flags["device"])  # fails if the device cannot be used
     except (RuntimeError, AssertionError) as error:
         raise errors.UserError(f"--device {flags['device']}: {text.first_line(error)}") from error
     if flags["register"]:

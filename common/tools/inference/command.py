@@ -51,7 +51,8 @@ class _Parser(Parser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else args
-        # argparse would take an override with a space, `--batch_sizes=[1, 2]`, for CONFIG.
+        # Overrides are kept from argparse: one with a space, `--batch_sizes=[1, 2]`, it would take
+        # for CONFIG.
         overrides = [
             word
             for word in words

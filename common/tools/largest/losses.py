@@ -163,13 +163,13 @@ def _cells(config: Losses, state: Outcome, kept: Kept) -> dict[str, Cell]:
 
 
 def _verdict(title: str, states: Sequence[Outcome], unit: str) -> list[str]:
-    """Return the loss with the largest batch in a line; [] where nothing fits.
+    """Return one line that names the loss with the largest batch; [] if no batch fits any loss.
 
-    It is such as "largest batch, exact: fused, 48 utterances; next is k2 at 6".  Losses within
-    TOLERANCE of the best are named beside it, and then no next one.  Where the search of a loss
-    that has a size did not end, the line says that the answer is withheld.
+    An example is "largest batch, exact: fused, 48 utterances; next is k2 at 6".  Losses within
+    TOLERANCE of the best are named beside the best; the line then names no next one.  If the search
+    of a loss has a size but did not end, the line says that the answer is withheld.
 
-    title: of the kind of these losses; unit: what sizes count"""
+    title: "exact" or "approximate", which all these losses are; unit: what sizes count"""
     sizes = {state.name: state.size for state in states if state.size and state.status != "wrong"}
     if not sizes:
         return []

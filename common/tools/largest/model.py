@@ -115,8 +115,9 @@ def checkpoint(model: Any) -> None:
 def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
     """Return the loss that the model's forward returns, or torchaudio's loss of its logits.
 
-    The losses of several utterances are summed.  Logits are (N, T, U+1, V), for the symbols in the
-    third element of the batch, a blank first.  Raises TypeError where the model returns neither."""
+    The losses of several utterances are summed.  Logits are (N, T, U+1, V).  Their symbols are the
+    third element of the batch, (N, U+1): a blank and U targets of each utterance.  Raises TypeError
+    for a tensor that is neither a loss nor logits."""
     outputs = model(**batch) if isinstance(batch, Mapping) else model(*batch)
     is_mapping = isinstance(outputs, Mapping)
     result = outputs.get("loss") if is_mapping else getattr(outputs, "loss", None)

@@ -223,8 +223,8 @@ def amounts_of(taken: Taken, on_cuda: bool) -> Amounts:
 
 
 def parts_of(measured: Measured) -> list[Part]:
-    """Return the rows: the labels in the order in which they begin, each backward after its
-    forward; then `other`, and last the step."""
+    """Return the rows of the table: the labels in the order in which they begin, each backward
+    after its forward; then `other`, and last the step."""
     on_cuda = None not in measured.device_ns
     steps = len(measured.host_ns)
     step = Part(name=STEP, label=STEP, calls=steps)
@@ -239,7 +239,7 @@ def parts_of(measured: Measured) -> list[Part]:
         new = Part(name=named(label, phase), label=label, phase=phase, depth=len(chain) - 1)
         return by_label.setdefault(label, {}).setdefault(phase, new)
 
-    places = [(span.chain, span.phase) for span in measured.spans]
+    measured_labels = [(span.chain, span.phase) for span in measured.spans]
     for span in measured.spans:
         *above, label = span.chain  # the labels around it, and its own
         amounts = amounts_of(span, on_cuda)
@@ -248,10 +248,10 @@ def parts_of(measured: Measured) -> list[Part]:
         part.own_ms += amounts.ms
         if label not in above:  # a label within itself is counted with the outer one
             part.add(amounts)
-        if (above, span.phase) in places:
+        if (above, span.phase) in measured_labels:
             part_of(above, span.phase).own_ms -= amounts.ms
         else:
-            other.add(amounts, -1)
+            other.add(amounts, sign=-1)
     other.own_ms = other.ms
     parts = [part for phases in by_label.values() for part in phases.values()] + [other, step]
     memory_of = {memory.name: memory for memory in measured.memory}
