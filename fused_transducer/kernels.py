@@ -803,8 +803,8 @@ def posteriors(
     ARCS: tl.constexpr, COUNT: tl.constexpr, LABEL_ENDS: tl.constexpr, PARTS: tl.constexpr,
     BM: tl.constexpr,
 ):  # fmt: skip
-    """Write the posteriors of a block of cells into the first PARTS rows of arcs; arcs of labels
-    count label_factor times."""
+    """Write the posterior of each part of a block's cells into the first PARTS rows of arcs. It is
+    a sum over the arcs that contain the part; arcs of labels count label_factor times."""
     valid, n, t, u, cell = _block_of_cells(
         tl.program_id(0), blocks, T_lengths, U_lengths, band, T, S, BM
     )
@@ -841,7 +841,7 @@ def posteriors(
                     LABEL_ENDS,
                 )
                 total += taken * factor
-            if (part == 0) and ARCS[k][4]:  # its blank is that of the cell (t, u + 1)
+            if (part == 0) and ARCS[k][4]:  # the arc from (t, u - 1) ends with this cell's blank
                 taken = _posterior(
                     parts, mantissas, exponents, cells, d - 1, u - 1, frames, states, band, S, ARCS, k,
                     LABEL_ENDS,

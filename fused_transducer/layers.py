@@ -151,6 +151,7 @@ def _check_unchanged(hook: Any, unchanged: bool) -> None:
 
 @cache
 def _warn_of_hooks(kind: str) -> None:
+    """Warn, once for each kind of output layer, that its hooks see no cells."""
     warnings.warn(
         f"fused_transducer: the loss never calls the output layer ({kind}), so its hooks see no cells",
         stacklevel=5,

@@ -255,10 +255,12 @@ class Losses(torch.autograd.Function):
 
 
 def _flops(call: Call, cells: Callable[[], Tensor], products: int) -> int:
-    """Return the FLOPs of some products of size H x V for each cell.
+    """Return the FLOPs of matrix products over the cells. Where tensors have no values, all cells
+    of the padded batch count.
 
-    cells: returns the number of cells, or tells of each whether it counts. Where tensors have no
-    values, all cells of the padded batch count.
+    cells: returns a tensor whose sum is the number of cells: their number by row of the batch, or
+        for each cell whether it counts
+    products: how many products of size H x V each cell takes
     """
     try:
         count = int(cells().sum())

@@ -485,8 +485,8 @@ def _is_swish(layer: nn.Module) -> bool:
 
 
 def activation_name(layer: nn.Module) -> str:
-    """Return the name of an activation layer as `transducer_loss` takes it. Raises ValueError for
-    one that it does not have."""
+    """Return the name of an activation layer, for the argument `activation` of `transducer_loss`.
+    Raises ValueError for a layer that has no name there."""
     for name, matches in _NAMES.items():
         if matches(layer):
             return name

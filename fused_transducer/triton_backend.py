@@ -557,12 +557,16 @@ class _WeightGradients:
     """Holds the gradients of weight (splits, V, HP) and bias (splits, V).
 
     The blocks of a V x H matrix make few programs. So the rows of each tile are split, and each
-    split has a sum of its own. These are added at the end.
+    split has a sum of its own. The caller adds these sums at the end.
     """
 
     def __init__(
         self, call: Call, launch: _Launch, dtype: torch.dtype, rows: int, weight: bool, bias: bool
     ):
+        """Set the gradients to 0.
+
+        rows: cells of a tile; weight, bias: whether each gradient is computed.
+        """
         self.rows, self.cells = rows, launch.cells
         blocks = _blocks("weight", dtype, launch)
         self.kernel = launch.kernels.weight_gradients

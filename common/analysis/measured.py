@@ -105,11 +105,12 @@ def _is_right(line: schema.Correctness) -> bool:
 
 
 def _status_of_jobs(jobs: Jobs, header: schema.Header) -> tuple[str, str]:
-    """Return (status, reason) of the worst job; "interrupted" also where planned jobs are
-    missing."""
+    """Return (status, reason) of the worst job. If all jobs are ok but planned ones are missing,
+    the status is "interrupted"; but a run that was timed may lack the passes in `dispensable`."""
     # No table needs the traces, so a run that was stopped at them is whole. A control is there for
     # its times, so it is whole without its memory too.
-    dispensable = {"trace", "memory"} if "@" in header.name else {"trace"}
+    is_control = "@" in header.name  # a loss that runs again under a condition: "name@condition"
+    dispensable = {"trace", "memory"} if is_control else {"trace"}
     stopped = schema.Status(status="interrupted", reason="stopped before its end")
     worst, worst_reason = "ok", ""
     done: Counter[str] = Counter()

@@ -355,12 +355,14 @@ def answer(pick: Pick, measure: Measure) -> Sentence:
 
 
 def products_answer(pick: Pick, rows: Sequence[Row]) -> str:
-    """Return how much of a ratio comes from torch's slow products: the ratio of the loss that is
-    nearest to the fastest. Return "" where that is not known: without rows under FAST_MKL, or
-    beside other load.
+    """Return a sentence on the loss next to the fastest: the ratio of their times, how much of it
+    comes from torch's slow products, and the ratio without these. Return "" where that is not
+    known: without rows under FAST_MKL, or beside other load.
 
     "optimized_transducer: 3.3x here, of which 1.9x are torch's slow products on this CPU; 1.7x
     without them (1.6 to 1.8)"
+
+    The next loss is the fastest of those that were also timed with fast products.
 
     pick: the fastest of `rows`
     """

@@ -203,8 +203,9 @@ def save(log: Path, name: str) -> Path:
 
 
 def runs_to_keep(log: Path) -> list[Path]:
-    """Return the folders of the newest runs of a log folder that make a baseline; warn of the
-    others.  Raises UserError where there are none."""
+    """Return the folders of the newest runs of a log folder, without those whose times cannot be
+    compared (`unfit_reason`); warn of each run that is left out.  Raises UserError if none is left.
+    """
     rows = [row for row in logs.read([log]).rows if (row.folder / schema.FILE_NAME).is_file()]
     if not rows:
         raise UserError(f"--save-baseline: no runs under {log}: run `{command('run')}` first")

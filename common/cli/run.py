@@ -56,8 +56,8 @@ class Script:
 
     @property
     def implementation(self) -> implementations.Implementation:
-        """Return the row of the script, which is added to the table if it has none.  Raises
-        UserError."""
+        """Return the script's row in the table of implementations; add a row if the script has
+        none.  Raises UserError."""
         return implementations.of_file(self.file)
 
     def parser(self) -> Parser:

@@ -49,7 +49,7 @@ class NotAsked(Exception):
 
 def context_lost(device: torch.device) -> bool:
     """Return whether every operation on a GPU fails, as after an illegal access or a device-side
-    assert."""
+    assert.  False for a CPU, and for a GPU that is only out of memory."""
     if device.type != "cuda":
         return False
     for _ in range(2):  # the first try may read, and clear, the error of an earlier launch

@@ -73,7 +73,8 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(*arguments, **options)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise an ArgumentError for a value that is no choice; it names the closest choice."""
+        """Raise an ArgumentError if a value is none of a flag's choices.  The message lists the
+        choices, and suggests one of them if the value is close to it."""
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
             guess = closest(str(value), choices)

@@ -76,7 +76,7 @@ class Stdout:
 
     @contextmanager
     def _keeping_failure(self) -> Iterator[None]:
-        """Set `failure` to an OSError of the block, and raise it."""
+        """If the block raises an OSError, keep it in `failure`, and raise it again."""
         try:
             yield
         except OSError as error:

@@ -313,7 +313,8 @@ add(
 
 
 def _loss(per_element: int) -> Callable[[Call], int]:
-    """Return a rule that counts `per_element` for each number of the input, and the reduction."""
+    """Return a rule that counts `per_element` operations for each number of the input, and those of
+    the reduction."""
 
     def count(call: Call) -> int:
         numbers = elements(call["self"])
@@ -323,7 +324,7 @@ def _loss(per_element: int) -> Callable[[Call], int]:
 
 
 def _target_loss(call: Call) -> int:
-    """Count 1 for each target, and the reduction; 0 for an empty input."""
+    """Count 1 for each target, 0 for an empty input; and the operations of the reduction."""
     targets = size(call["target"]) if elements(call["self"]) else 0
     return targets + _reduced(call, targets)
 

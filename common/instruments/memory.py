@@ -119,13 +119,14 @@ def process_peak(step: Step) -> dict[str, int]:
 
 
 def allocator_peak(step: Step) -> dict[str, int]:
-    """Return by how many bytes torch's CPU allocator exceeds the level before the step, by the
-    profiler's memory events; {} if there are none."""
+    """Return by how many bytes the peak of torch's CPU allocator exceeds its level before the step.
+
+    These are {"torch_allocated_bytes": bytes}; {} if the profiler has no memory events."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as events:
-        # A tensor that is freed at once, so that events show the level before the step.  The
-        # counter does not start at zero, so its lowest value is the base.
+        # The events of this tensor, which is freed at once, show the level before the step.  The
+        # allocator's counter does not start at zero, so its lowest value is the base.
         torch.empty(1, dtype=torch.uint8)
         step.run()
     with scratch_folder() as folder:

@@ -317,12 +317,17 @@ def run(job: JobSpec, write: Callable[[JobLine], None]) -> tuple[str, str]:
 
 
 def main(path: str) -> int:
-    """Run the job that a JSON file describes, a JobSpec; return the exit code of the process."""
+    """Run a job, and append its records to the file `output` of its JobSpec.
+
+    Return the exit code of the process: EXIT_USAGE after a UserError, whose message is then the
+    last record; else EXIT_OK, even if the job failed.
+
+    path: a JSON file that holds the JobSpec."""
     now = time.perf_counter_ns  # kept, since the script of a loss may replace time.perf_counter_ns
     begin = now()
-    # Triton compiles into the folder of all else that is compiled here.
+    # Unless the user names a folder, Triton keeps its kernels where this suite compiles losses.
     os.environ.setdefault("TRITON_CACHE_DIR", str(files.BUILD / "triton"))
-    # Python's json reads Infinity, which a tool's --timeout may be; msgspec does not.
+    # A tool's --timeout may be Infinity in the file. Python's json reads that; msgspec does not.
     job: JobSpec = typed(json.loads(Path(path).read_text(encoding="utf-8")), JobSpec)
     files.scratch = Path(path).parent
     with open(job.output, "a", encoding="utf-8") as output:
@@ -337,5 +342,6 @@ def main(path: str) -> int:
             "reason": clipped(reason),
             "wall_ns": now() - begin,
         }
-        write_record(output, {**end, "code": own_code()})  # the command adds which job it is
+        # The command adds the job's name, pass and round.
+        write_record(output, {**end, "code": own_code()})
     return EXIT_OK

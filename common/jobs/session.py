@@ -89,8 +89,12 @@ class Executor:
     def get_ready(
         self, jobs: Sequence[Job], python_of: Mapping[str, Choice], settings: Settings
     ) -> None:
-        """Start the servers of the jobs of one round before the first of them is timed: one for each
-        Python with its environment variables.  A single server starts with its first job."""
+        """Start the servers that the jobs of one round need, so that none starts between two timed
+        jobs: one server for each Python with its environment variables.
+
+        If all jobs need the same server, do nothing: it starts with the first job.
+
+        python_of: the Python of each implementation."""
         servers: list[tuple[Path, Mapping[str, str]]] = []
         for job in jobs:
             python = python_of[job.implementation].python

@@ -183,12 +183,13 @@ def carried_out(
 ) -> Iterator[JobLine]:
     """Yield the ``environment`` record, then the records of a pass.
 
-    Raises NotRunnable, UserError, WrongResult, and whatever the loss raises.
+    Raises NotRunnable (also if a package that the loss needs is not installed), UserError,
+    WrongResult, and whatever the loss raises.
     """
     try:
         yield environment(context)
         yield from run_pass(context)
-    # The suite and the package are imported already, so a package that the loss needs is missing.
+    # `prepare` has imported the loss's own package.  So another one that the loss needs is missing.
     except ModuleNotFoundError as error:
         needed = f"{context.adapter.name} needs {error.name}: {context.adapter.hint}"
         raise NotRunnable("missing", needed) from error

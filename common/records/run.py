@@ -125,7 +125,8 @@ def _without_samples(lines: Iterable[schema.Line]) -> list[schema.Line]:
 
 
 def remove(path: Path) -> None:
-    """Delete a file of records, and its folder unless it holds another file."""
+    """Delete a file of records, and its folder unless another file is in there.  What cannot be
+    deleted stays, without an error."""
     with suppress(OSError):
         path.unlink(missing_ok=True)
         path.parent.rmdir()
@@ -287,7 +288,7 @@ def earlier_runs(log_dir: Path, file_name: str, kind: type[Head]) -> list[Earlie
     """Return the runs with a file of this name under `log_dir`, the newest last.
 
     A file whose first line cannot be read is skipped, with a warning, so that it does not block
-    --resume.  If there are several runs, and the newest began in the future, that is warned of too.
+    --resume.  If there are several runs, also warn if the newest seems to begin in the future.
 
     kind: schema.Header or schema.ToolHeader, the type of the first line."""
     runs = []

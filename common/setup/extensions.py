@@ -409,8 +409,9 @@ def _copy_package(source: SourcePackage, sdist: Path, target: Path) -> None:
 def _compile_module(source: SourcePackage, device: str, sdist: Path, target: Path) -> None:
     """Compile the sources of a package, and put the module where the package imports it from.
 
-    nvcc compiles the .cu files for "cuda".  For the other devices the C++ compiler does.  For the
-    simulated device, flags of rnnt_bench.setup.simulated replace those of the package.
+    For "cuda", nvcc compiles the .cu files.  For the other devices the C++ compiler compiles copies
+    of them that end in .cc.  For the simulated device, flags of rnnt_bench.setup.simulated replace
+    those of the package.
 
     target: the folder that holds the Python package."""
     from torch.utils import cpp_extension

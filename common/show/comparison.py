@@ -121,10 +121,12 @@ def _failed_sides(changes: Changes) -> list[str]:
 
 
 def _answers(changes: Changes, lines: Sequence[Line]) -> dict[str, str]:
-    """Return {question: answer} of the verdict on a screen: how many of the times have each
-    verdict, what became better or worse, and what cannot be told.
+    """Return {question: answer} of the verdict on a screen, for `tables.verdict_lines`.
 
-    lines: those of the table on that screen."""
+    The answers say how many of the times have each verdict, what became better or worse, and what
+    cannot be told.
+
+    lines: the lines of the table on that screen."""
     answers = {"times": _counts(changes)}
     names = gathered(
         (line.verdict, f"{line.name} {line.what.removesuffix(' time')}") for line in lines
@@ -133,7 +135,8 @@ def _answers(changes: Changes, lines: Sequence[Line]) -> dict[str, str]:
     loaded = gathered((line.reason, line.name) for line in lines if line.verdict == BESIDE_LOAD)
     if loaded:
         answers[BESIDE_LOAD] = "; ".join(
-            f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in loaded.items()
+            f"{', '.join(dict.fromkeys(loaded_names))}: {reason}"
+            for reason, loaded_names in loaded.items()
         )
     uncontrolled = [
         f"{change.pair.name} {scope}"
@@ -287,7 +290,8 @@ def lines_of(changes: Changes) -> list[Line]:
 
 
 def _time_line(name: str, scope: str, time: standing.Standing) -> Line:
-    """Return the line of a time; its rounds are "3" if they are paired, else "3 + 5"."""
+    """Return the line of a time.  Its `rounds` are "3" if they are paired; else those of the
+    baseline and the new ones, "3 + 5"."""
     baseline_ms, new_ms = time.both_ms
     baseline_rounds, new_rounds = time.rounds
     return Line(
@@ -354,10 +358,11 @@ def _controls(changes: Changes) -> list[str]:
 
 
 def _moved(moved: ratios.Control, first: standing.Standing) -> str:
-    """Return how much slower the unchanged rows became, whether that makes the machine slower or
-    faster, and the machine's rates in both runs.
+    """Return in words how many times as long the unchanged rows took in the new run, whether the
+    machine was slower or faster by that, and, where both runs have them, the machine's rates.
 
-    moved: the control of these rows; first: the first of them, whose two runs have the rates."""
+    moved: the control of the unchanged rows; first: the standing of one of them, for the rates and
+    the tolerance."""
     ratio, low, high = moved.slowdown()
     spread = f"{low:.2f} to {high:.2f}; each {moved.least:.2f} to {moved.most:.2f}"
     words = f"{moved.rows} rows that did not change took {ratio:.2f} times the time ({spread})"

@@ -368,8 +368,9 @@ def _need(row: Row) -> str:
 
 
 def correctness(rows: Rows, terminal: Terminal) -> Lines:
-    """Return lines on the rows that agree with the oracle, [] for none; rows that do not agree are
-    failures."""
+    """Return lines on the rows that agree with the oracle; [] if there are none.
+
+    Rows that do not agree have the status "error", and are among `failures`."""
     right = [row for row in rows if None not in row.errors and row.status == "ok"]
     if not right:
         return []
@@ -393,7 +394,7 @@ def correctness(rows: Rows, terminal: Terminal) -> Lines:
     imprecise = dict.fromkeys(row.name for row in right if "imprecise" in doubts.kinds(row))
     if imprecise:
         sentence += f"; imprecise: {', '.join(imprecise)}"
-    return terminal.wrapped(sentence, None)
+    return terminal.wrapped(sentence, most=None)
 
 
 def load(rows: Rows, terminal: Terminal) -> Lines:

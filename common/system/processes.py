@@ -327,9 +327,9 @@ class Child:
                     child._end()
 
     def alive(self, seconds: float = 0.0) -> bool:
-        """Wait up to `seconds` for its end, and tell whether it still runs.
+        """Wait up to `seconds` for the child's end, and return whether the child still runs.
 
-        What the server answers meanwhile sets `pid` and `ended`."""
+        The server's answers meanwhile set `pid` and `ended`."""
         deadline = time.monotonic() + seconds
         while self.ended is None:
             answer = self.server.answer(max(deadline - time.monotonic(), 0))

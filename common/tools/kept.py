@@ -177,7 +177,8 @@ def _equal_runs(paths: Sequence[Any], tool: str) -> list[list[_Stored]]:
 
 
 def _answer_of(file: Path, answer: Callable[[Kept], Kind]) -> Kind | Answer:
-    """Return the answer of the run in a file, or one that says why it cannot be read."""
+    """Return the answer of the run in a file; if the run cannot be read, an Answer with the status
+    "error" that says why."""
     try:
         return answer(read(file))
     except UserError as error:

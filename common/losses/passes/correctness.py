@@ -193,8 +193,8 @@ def ready(context, scope: str, index: int) -> tuple[Adapter, Joiner, list[LossSt
 
 
 def run_before(context, scope: str, index: int) -> dict[str, bytes]:
-    """Run a step on the numbers of `ready`, between two on other numbers of the same shapes; return
-    the digests of its loss and gradients by name."""
+    """Run three steps of the same shapes: the second on the numbers of `ready`, the first and the
+    third on other numbers.  Return the digests of the second's loss and gradients by name."""
     digests: dict[str, bytes] = {}
     for repeat in (1, 0, 1):
         step = context.step(scope, index, repeat)

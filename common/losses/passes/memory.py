@@ -41,8 +41,8 @@ STEPS = 3
 
 
 def load_all(context) -> None:
-    """Load what torch loads once: import the module that torch.library, checkpoint and profiler
-    would import when they are first used, and run a step of the joiner alone."""
+    """Load what torch loads once: import torch._dynamo, which torch.library, checkpoint and the
+    profiler would import at their first use, and run a step of the joiner alone."""
     with suppress(ImportError):  # before torch 2.0
         importlib.import_module("torch._dynamo")
     context.model.logits(context.make_batch(context.batches[0], utterances=1)).sum().backward()

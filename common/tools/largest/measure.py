@@ -108,8 +108,9 @@ def probe(context: subject.Context, request: Request) -> Iterator[Measured]:
 def judge(context: subject.Context, request: Request) -> Iterator[Stop]:
     """Yield a ``stop`` record with the errors of a step of the heaviest batch.
 
-    The step runs under a wide limit, which protects the machine; the oracle runs without one.
-    Raises WrongResult where an error is too large."""
+    The step runs under `Limit.making`, a wider limit than a probe's: it only protects the machine.
+    The oracle runs without a limit.  Raises WrongResult, after the record, if an error is too
+    large."""
     (scope,) = context.settings.scopes
     batch = heaviest(context.all_batches)[0]
     with limit_once_loaded(context, request).making():
@@ -118,7 +119,7 @@ def judge(context: subject.Context, request: Request) -> Iterator[Stop]:
         ranges = getattr(step.prepared, "ranges", None)  # of a pruned loss
         taken = after_timing.Taken(after_timing.FURTHER_REPEAT, loss, ranges)
         taken.keep(context, scope, step)
-        del step
+        del step  # the oracle needs its memory
         context.model.zero_grad(set_to_none=True)
     end = Stop(scope=scope, round=context.round)
     end.loss_error, end.grad_error, wrong = after_timing.check(context, scope, {batch: taken})

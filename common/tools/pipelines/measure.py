@@ -32,14 +32,14 @@ from rnnt_bench.tools.pipelines.rows import Costs, Pipeline, Request, Stage
 def run(job: JobSpec) -> Iterator[Any]:
     """Yield the records of a stage on an example: its environment, then its costs.
 
-    Unless it is the last stage, write the inputs of the next one to a file of the run's folder.
+    If another stage follows, write what it takes to the file `job.leaves` of the run's folder.
     Raises UserError, NotRunnable, WrongResult, and whatever the stage raises."""
     settings = job.settings
     folder = Path(job.folder)
     request = msgspec.convert(job.request, Request)
     stage = request.config.stages[request.stage]
     device = set_up_torch(settings)
-    seconds = None
+    seconds = None  # of the example's audio; only the first stage records them
     if job.takes:
         source = _received(folder / job.takes)
     else:

@@ -145,10 +145,8 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     """Profile a training step; return the exit code."""
     interpreters.with_torch("torchaudio", "yaml")
     is_sorted = arguments.sort_utterance
-    # The setting that bounds a batch, and that of the other way to make batches.
-    key, unused = "batch_size", "max_frames"
-    if is_sorted:
-        key, unused = unused, key
+    # The flag that bounds a batch, and the one that does so with the other --sort-utterance.
+    key, unused = ("max_frames", "batch_size") if is_sorted else ("batch_size", "max_frames")
     if getattr(arguments, unused) is not None:
         flag = f"--{unused.replace('_', '-')} {getattr(arguments, unused)}"
         raise UserError(
