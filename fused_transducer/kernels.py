@@ -178,10 +178,10 @@ def _exact_sum(x, y):
 
 @triton.jit
 def _product(a, weight, inside, low, sums, PRECISION: tl.constexpr, OPERAND: tl.constexpr):
-    """Return sums + a @ w, for the weights w at the addresses `weight` that are inside.
+    """Return sums + a @ w. w are the weights at the addresses `weight`, 0 where `inside` is false.
 
-    With PRECISION "halves" it is a @ (w + w_low) in float32, as three products in TF32. There w has
-    no more bits than TF32, and w_low lies `low` numbers behind it.
+    With PRECISION "halves" the product is a @ (w + w_low) in float32, as three products in TF32.
+    Then w has no more bits than TF32, and w_low lies `low` numbers behind it.
     """
     w = tl.load(weight, mask=inside, other=0.0)
     a = a.to(w.dtype)

@@ -298,13 +298,15 @@ def _register_flops(flop_counter: ModuleType) -> None:
 
 
 class _FlopCounterFinder(importlib.abc.MetaPathFinder):
-    """Registers the formulas when someone imports torch's counter. To import it here would cost 50
-    MB, since it imports Triton."""
+    """Registers the formulas when someone imports torch's counter. To import the counter here would
+    cost 50 MB, since it imports Triton."""
 
     def find_spec(self, fullname, path=None, target=None):
+        """Return the spec of torch's counter, whose import then registers the formulas too; None
+        for other modules."""
         if fullname != FLOP_COUNTER:
             return None
-        sys.meta_path.remove(self)
+        sys.meta_path.remove(self)  # so that the next line asks the other finders alone
         spec = importlib.util.find_spec(fullname)
         execute = spec.loader.exec_module
 

@@ -64,11 +64,13 @@ def limits(
     is_label = u[:U] < U_lengths.unsqueeze(1)
     opens = window[..., 0].long().masked_fill(~is_label, 0).clamp(min=0)
     closes = torch.where(is_label, torch.minimum(window[..., 1].long(), last_frame), last_frame)
-    # By its own labels alone: a path comes to state u by label u - 1, and leaves it by label u.
+    # As the labels next to a state limit it: a path comes to state u by label u - 1, and leaves it
+    # by label u.
     begin = pad(opens + step, (1, 0))
     end = torch.cat([closes, last_frame], 1)
-    # By the other states too: none begins before the state before it, and none ends after the state
-    # behind it. `ahead` is the least number of frames that the labels up to a state go ahead.
+    # As the other states limit it too: a state begins at least `step` frames after the state before
+    # it, and ends at least `step` frames before the state behind it. `ahead` is the least number of
+    # frames that the labels up to a state go ahead.
     ahead = step * torch.minimum(u, U_lengths.unsqueeze(1))
     begin = (begin - ahead).cummax(1).values + ahead
     end = (end - ahead).flip(1).cummin(1).values.flip(1) + ahead

@@ -196,6 +196,7 @@ class MemoryChange(NamedTuple):
 
     Attributes:
         verdict: "less", "more", "same" or "unclear"
+        ratio: new_mb over baseline_mb
         baseline_mb, new_mb: highest peak of each side over the batches that both have; without such
             batches, over its own
         counter: field of the memory record that holds the new side's peak
@@ -211,6 +212,7 @@ class MemoryChange(NamedTuple):
     batches: int = 0
 
     def as_json(self) -> schema.Record:
+        """Return the fields of the change in the JSON of a comparison; peaks are in MB."""
         return {
             "verdict": self.verdict,
             "reason": self.reason,
@@ -253,6 +255,7 @@ class Change:
     changed: list[str]
 
     def as_json(self) -> schema.Record:
+        """Return the entry of the pair in the JSON of a comparison."""
         return {
             "name": self.pair.name,
             "baseline": _origin_json(self.pair.baseline),

@@ -74,11 +74,12 @@ def with_mark(words: str, row: Row, kind: str) -> str:
 
 
 def _about_times(row: Row) -> Iterator[Doubt]:
-    """Yield a doubt if samples ran beside other load: "beside load" if any round did for more than
-    half of its time, else "busy". It withholds a verdict if too few other rounds are left."""
+    """Yield a doubt if samples ran beside other load. Its kind is "beside load" if in some round
+    they took more than half of the time, else "busy". It withholds a verdict if too few
+    other rounds of a scope are left."""
     flagged = sum(sample.is_flagged for sample in row.timed)
     if flagged:
-        scopes = row.loaded_rounds
+        scopes = list(row.loaded_rounds)  # the scopes of such rounds
         words = f"{flagged} of {len(row.timed)} samples ran beside other load"
         withholds = any(row.is_beside_load(scope) for scope in scopes)
         yield Doubt("beside load" if scopes else "busy", words, withholds)

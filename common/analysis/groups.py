@@ -29,7 +29,8 @@ class Group:
 
 
 def collect(rows: Sequence[Row]) -> list[Group]:
-    """Return the groups of rows, with a heading each and labels for the rows."""
+    """Return the groups of rows, each with its heading. Set the labels, standings and `other_torch`
+    of the rows."""
     collected = [Group(heading(group), group) for group in groups(rows)]
     for group in collected:
         label(group.rows)

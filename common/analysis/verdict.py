@@ -64,7 +64,7 @@ class Pick:
 
     @property
     def sure(self) -> bool:
-        """Tell whether no other row may be as good, and no other load withholds the answer."""
+        """Tell whether no other row may be as good, and the answer is not withheld."""
         return not self.rivals and not self.withheld
 
 
@@ -199,8 +199,10 @@ def smallest(rows: Sequence[Row]) -> Pick | None:
 
 
 def ranked_kinds(rows: Sequence[Row]) -> Sequence[str | None]:
-    """Return the kinds that a verdict chooses from: the exact ones, or the lattice of the rows if
-    they have only one and no exact loss."""
+    """Return the kinds that a verdict chooses from: EXACT.
+
+    If no comparable row is of these kinds, and the rows have only one kind of LATTICES, return that
+    kind alone."""
     kinds = {row.kind for row in rows if row.is_comparable and not row.other_torch}
     lattices = kinds.intersection(implementations.LATTICES)
     return EXACT if kinds.intersection(EXACT) or len(lattices) != 1 else tuple(lattices)

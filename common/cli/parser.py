@@ -251,7 +251,7 @@ def own_loss(text: str) -> str:
         folder, path = _folder_and_file(module)
         name = name or f"{module}.{function}"
         folders = (str(folder),)
-    if path.suffix == ".py" and path.is_file():  # a file within an archive is not read
+    if path.suffix == ".py" and path.is_file():  # a module in an archive is not checked
         _check_function(path, function)
     return of_file(str(_written_script(name, target, folders))).name
 

@@ -69,9 +69,11 @@ def many_targets(exam: Examination) -> Outcome:
 
 
 def unmet_cells(exam: Examination) -> Outcome:
-    """Judge the gradient of the cells that no path meets, which must be 0."""
+    """Judge the gradient of the cells that no path meets, which must be 0.
+
+    Raises NotAsked if the loss gives no gradient of logits, or if a path meets every cell."""
     if exam.adapter.topology == "tdt":
-        exam = exam.but(durations="1,2")
+        exam = exam.but(durations="1,2")  # with duration 0 a path would meet every cell
     answer = exam.answer()
     lattice = answer.lattices[0]  # of the only utterance
     gradient = answer.computed.get("given")
@@ -82,11 +84,11 @@ def unmet_cells(exam: Examination) -> Outcome:
 
 
 def padding_gradient(exam: Examination) -> Outcome:
-    """Judge the gradient of the padding, which must be 0."""
+    """Judge the gradient of the padding, which must be 0.  Raises NotAsked without padding."""
     largest = exam.answer().errors.padding
     if largest is None:
         raise NotAsked("its layout has no padding")
-    return _zero(torch.tensor(largest), " in the padding")
+    return _zero(torch.tensor(largest), where=" in the padding")
 
 
 def _zero(values: torch.Tensor, where: str = "") -> Outcome:
@@ -117,11 +119,13 @@ def laid_out(exam: Examination) -> Outcome:
     """
 
     def view(values: torch.Tensor) -> torch.Tensor:
+        """Return the same values in the memory layout that the question names."""
         if exam.question.name == "slice":
             return torch.nn.functional.pad(values, (1, 1), value=100.0)[..., 1:-1]
         return values.transpose(0, -1).contiguous().transpose(0, -1)
 
     def run_on_views(steps, factors):
+        """Run the steps on leaves in that layout; return their losses."""
         for step in steps:
             for name, leaf in step.leaves.items():
                 step.leaves[name] = view(leaf.detach()).detach().requires_grad_()

@@ -139,7 +139,7 @@ def _sizes(fused: Any) -> list[_Size]:
         lengths = _lengths(fused.frames, fused.U_lengths)
         return [_Size(T * (U + 1), _arcs(T, U), T * U) for T, U in lengths]
     begin, end = fused.band.unbind(-1)  # the first and last frame of each state, 0 to U
-    # A target leads to the next state in the same frame, which the windows of both must have.
+    # A target leads to the next state in the same frame: the windows of both states must have it.
     targets = (end[:, :-1] - begin[:, 1:] + 1).clamp(min=0).sum(1)
     arcs = (end - begin).clamp(min=0).sum(1) + targets
     return list(map(_Size, fused.cells().tolist(), arcs.tolist(), targets.tolist()))

@@ -139,8 +139,8 @@ def allocator_peak(step: Step) -> dict[str, int]:
 def cuda_peaks(step: Step, device: torch.device) -> dict[str, int]:
     """Return by how many bytes the peaks of a step on a GPU exceed the level before it.
 
-    The counter "device_used_bytes" is of all bytes in use on the device.  Only cudaMemGetInfo, which
-    it reads, sees what allocators beside torch's take, such as numba's or a package's own.
+    "device_used_bytes" counts all bytes in use on the device, as cudaMemGetInfo tells them.  Only
+    this counter includes what allocators beside torch's take, such as numba's or a package's own.
     """
     before = held(device)
     torch.cuda.reset_peak_memory_stats(device)

@@ -139,7 +139,8 @@ class Job(Runnable):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """Return "correctness", "timing-1", "limits-1"."""
+        """Return the name of the pass, with the round behind it in passes that have rounds:
+        "correctness", "timing-1"."""
         return self.pass_name if self.round is None else f"{self.pass_name}-{self.round}"
 
     @property

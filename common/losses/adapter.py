@@ -132,7 +132,8 @@ class Adapter:
         self.implementation = BY_NAME[self.name]
         if variant:
             self.implementation = self.implementation.of_variant(variant)
-            vars(self).update({**GENERAL, **self.variants}[variant])
+            attributes = {**GENERAL, **self.variants}[variant]
+            vars(self).update(attributes)  # in place of the class's
 
     # -- the package
     # -------------------------------------------------------------------------------------------------

@@ -95,8 +95,8 @@ class Speech:
         shapes: Sequence[tuple[int, int]],
         key: Sequence[int],
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return encoder outputs (N, T, D), decoder outputs (N, U+1, D) and targets (N, U) of
-        passages.
+        """Return encoder outputs (N, T, D), decoder outputs (N, U+1, D) and targets (N, U): a
+        passage for each utterance.
 
         Args:
             encoder_noise, decoder_noise: arrays that give the encoder and decoder outputs their
@@ -116,7 +116,8 @@ class Speech:
             targets[n, :U] = symbols
             encoder_out[n, :T] = self.arrays["encoder_out"][frames][:, columns]
             encoder_out[n, T:] = encoder_out[n, T - 1]
-            decoder_out[n] = decoder[0, columns]  # that before the first symbol, and the padding's
+            # The output before the first symbol also fills the padding.
+            decoder_out[n] = decoder[0, columns]
             decoder_out[n, 1 : U + 1] = decoder[symbols][:, columns]
         return encoder_out, decoder_out, targets
 

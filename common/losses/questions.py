@@ -421,9 +421,10 @@ def fill_padding(
 
 
 def reached_by_padding(adapter: Adapter, device: torch.device) -> list[str]:
-    """Ask the first question with NaN in the padding; return the names of what then is not finite.
+    """Ask the question that `first` returns, with NaN in the padding; return the names of the
+    results that are not finite.
 
-    "loss" is the loss, and the name of a leaf stands for its gradient."""
+    "loss" is the name of the loss; the name of a leaf stands for its gradient."""
     question = first(adapter).but(garbage=math.nan)
     _, _, (step,) = ready(adapter, question, device, layouts.of(adapter).scopes[0])
     results = {"loss": step.run(), **step.gradients()}

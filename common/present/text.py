@@ -49,8 +49,7 @@ def aligned(
 
     A title that is wider than the cells below it is broken over several lines.
 
-    longest: characters of the longest cell, after which it is cut; colors: mark of a cell -> ANSI
-    code."""
+    longest: a cell with more characters is cut; colors: mark of a cell -> ANSI code."""
     rows = []
     for row in table.rows:
         rows.append([cell._replace(shown=short(plain(cell.shown), longest)) for cell in row])

@@ -50,7 +50,7 @@ class Run:
         self.folder = path.parent
         self.claim = claim
         self.records = _without_samples(existing)
-        self.resumed = len(existing) > 1
+        self.resumed = len(existing) > 1  # a new run has its first line alone
         self.unwritten: list[schema.Line] = []
         self.failed = False
 
@@ -133,8 +133,9 @@ def remove(path: Path) -> None:
 
 
 def claim_folder(log_dir: Path, base: str) -> Claim:
-    """Make a folder `base` in `log_dir`, or base.2, base.3, ... where that is taken; return its
-    lock.  Raises UserError."""
+    """Lock an empty folder `base` in `log_dir`, made if it is absent; return the lock.
+
+    If that name is taken, try base.2, base.3, ...  Raises UserError if none can be made."""
     number = 0
     while True:
         number += 1
@@ -147,7 +148,7 @@ def claim_folder(log_dir: Path, base: str) -> Claim:
         except Held:
             pass  # another run took the folder just now
         except OSError as error:
-            # The name may be that of a file, or of a link that leads nowhere.
+            # A file, or a link that leads nowhere, has this name: try the next one.
             if isinstance(error, FileExistsError) and os.path.isdir(log_dir):
                 continue
             reason = not_a_folder(error.filename) or error.strerror

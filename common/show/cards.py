@@ -69,7 +69,7 @@ def _logits_card(
     """Return the card of the fastest loss that takes logits.
 
     If it is unclear which one is the fastest, the card says nothing on memory and cautions."""
-    pick = logits.step or logits.loss
+    pick = logits.step or logits.loss  # the card names its row and rivals if none is the best
     lines = [_line("Speed", verdict.logits_answer(logits))]
     if logits.best:
         pick = replace(logits.best, judged=parts.judged(logits.best.row.loss, folders))

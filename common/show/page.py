@@ -63,7 +63,9 @@ def sections(
     groups: Sequence[Group], base: Path, swept: Sequence[Sweep], paths: Paths
 ) -> list[parts.Section]:
     """Return the sections of the configurations, then of the sweeps, then of each tool that has
-    runs in the logs."""
+    runs in the logs.  If those of a tool cannot be made, one section in their place says why.
+
+    The arguments are those of `page`."""
     result = [_group_section(index, groups, paths) for index in range(len(groups))]
     result += [_sweep_section(index, sweep) for index, sweep in enumerate(swept)]
     for index, tool in enumerate(parts.slices()):

@@ -585,12 +585,12 @@ def _lane_samples(lane: Lane, index: int, scale: float) -> Plotly:
     drawn = [
         item for turn, item in enumerate(lane.timed) if turn % stride == 0 or item.sample.is_flagged
     ]
-    places, numbers, symbols, sizes, widths = [], [], [], [], []
+    places, customdata, symbols, sizes, widths = [], [], [], [], []
     for sample, end_s, relative in drawn:
         change = relative - 1
         height = min(max(change, -MOST), MOST) * scale
         places.append((end_s / lane.seconds, -index + height))
-        numbers.append([sample.ms, f"{change:+.1%}", sample.round])
+        customdata.append([sample.ms, f"{change:+.1%}", sample.round])
         symbols.append("x-thin-open" if sample.is_flagged else style.symbol(lane.row.look))
         sizes.append(9 if sample.is_flagged else 6)
         widths.append(2 if sample.is_flagged else 0.5)
@@ -602,7 +602,7 @@ def _lane_samples(lane: Lane, index: int, scale: float) -> Plotly:
         "line": {"width": widths, "color": style.INK},
     }
     hover = "%{customdata[0]:.4g} ms (%{customdata[1]}), round %{customdata[2]}"
-    return style.points(lane.row.label, places, look, hover, customdata=numbers)
+    return style.points(lane.row.label, places, look, hover, customdata=customdata)
 
 
 def _lane_cells(lane: Lane) -> dict[str, Cell]:

@@ -194,8 +194,8 @@ def children_bytes(process: str = "self") -> int:
 def widen_heap(count: int) -> None:
     """Allocate, write and free a block of `count` bytes.
 
-    Under REUSE_VARIABLES glibc keeps its pages, so that later allocations need no new ones.  Does
-    nothing for more than half of the free memory, or without the C library."""
+    Under REUSE_VARIABLES glibc keeps the pages of the block, so that later allocations need no new
+    ones.  Do nothing if `count` is more than half of the free memory, or without the C library."""
     if count <= 0 or count > (available_memory() or 0) // 2:
         return
     try:

@@ -161,14 +161,16 @@ def made(
 
 
 def _check_arguments(name: str, maker: Any, arguments: Mapping[str, Any]) -> None:
-    """Raise UserError for an argument that a class or function does not take, or that it needs."""
+    """Raise UserError if a class or function does not take one of `arguments`, or needs another.
+
+    name: of the class or function `maker`, for the message."""
     try:
         signature = inspect.signature(maker)
-    except (TypeError, ValueError):  # some builtins have none
+    except (TypeError, ValueError):  # some builtins have no signature
         return
     try:
-        signature.bind_partial(**arguments)  # names a misspelt argument, before one that is missing
-        signature.bind(**arguments)
+        signature.bind_partial(**arguments)  # first, to name a misspelt argument
+        signature.bind(**arguments)  # names a missing argument
     except TypeError as error:
         raise UserError(
             f"{name}: {error}; it takes {signature}: --arg NAME=VALUE, or arguments in a file"

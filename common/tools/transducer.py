@@ -168,11 +168,13 @@ class Criterion(nn.Module):
             return self.rnnt_loss(step, *(output.float() for output in outputs))
 
     def from_logits(self, logits: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
-        """Return the summed loss of logits, in the shape that the layout gives them."""
+        """Return the summed loss.
+
+        logits: in the shape of those that `layout.given` returns; prepared: what the adapter's
+        `prepare` returned."""
+        loss = partial(self.layout.loss, batch=batch, prepared=prepared)
         with self.without_autocast():
-            return self.rnnt_loss(
-                lambda given: self.layout.loss(given, batch, prepared), logits.float()
-            )
+            return self.rnnt_loss(loss, logits.float())
 
     def _simple(self, prepared: Any, to_am: torch.Tensor, to_lm: torch.Tensor) -> Any:
         """Return (simple loss, its gradients with respect to the arcs of the lattice).

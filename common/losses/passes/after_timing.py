@@ -354,7 +354,7 @@ def run(
         if taken and not wrong:
             end.loss_error, end.grad_error, wrong = check(context, end.scope, taken)
             end.seed = seed_of(context)
-            if not wrong and end is ends[-1][0]:  # a question changes the weights
+            if not wrong and end is ends[-1][0]:  # last, since questions change the weights
                 asked = (ask_hard(context, question) for question in hard_questions(context))
                 wrong = next(filter(None, asked), "")
         yield end

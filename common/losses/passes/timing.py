@@ -82,14 +82,14 @@ def parts(context) -> list[Part]:
         warm_up = heaviest(context.all_batches, batches)
     step_first = settings.own_batches and not is_cuda
     scopes = list(settings.scopes)
-    # In other cases the order turns after each odd round: one scope is first in round 1, the other
-    # in rounds 2 and 3.
+    # Unless the step is always first, the order turns after each odd round: one scope is first in
+    # round 1, the other in rounds 2 and 3.
     if step_first or number // 2 % 2:
         scopes.reverse()
     order = rotated(batches, number)
     result = [Part(scope, warm_up, order, settings.max_seconds) for scope in scopes]
     if step_first and len(scopes) > 1:
-        # The next round takes other batches, since they may be sorted by size.
+        # Batches may be sorted by size, so the next round takes others of them.
         count = max(1, len(batches) // BATCHES_FOR_A_LOSS)
         some = rotated(batches, number * count)[:count]
         seconds = settings.max_seconds * LOSS_SHARE_OF_SECONDS

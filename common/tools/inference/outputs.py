@@ -80,7 +80,8 @@ def edits(first: Sequence[Any], second: Sequence[Any]) -> int:
         substituted = row[:-1] + (symbols != numbers.get(symbol, -1))
         row = row + 1  # the symbol is deleted
         row[1:] = torch.minimum(row[1:], substituted)
-        # By an insertion, row[n] is at most row[n - 1] + 1.  So row[n] - n is a running minimum.
+        # By insertions, row[n] is at most row[m] + n - m for each m < n.  So row[n] - n is the
+        # least of row[m] - m, for m = 0 to n.
         row = torch.cummin(row - insertions, 0).values + insertions
     return int(row[-1])
 

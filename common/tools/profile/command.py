@@ -184,7 +184,7 @@ def chosen(arguments: argparse.Namespace) -> Choice:
     config = str(arguments.config or "")
     changes = arguments.size
     if arguments.preset and not (arguments.model or config or changes):
-        changes = [("layers", "2")]
+        changes = [("layers", "2")]  # --preset quick makes a smaller model
     if config == ICEFALL and arguments.model:
         raise UserError(f"--config {config}: is a model, as --model is; give one of them")
     if arguments.arg and not arguments.model:

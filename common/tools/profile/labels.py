@@ -37,12 +37,13 @@ OpenSpan = Callable[[Place, bool], AbstractContextManager]
 
 
 class Call:
-    """Hold one call of a labelled module.  It is made of the family of the call around it, `above`,
-    which is empty if no labelled call is around it.
+    """Hold one call of a labelled module.
+
+    above: the family of the labelled call around it; empty if there is none
 
     Attributes:
         path: of the module
-        family: the calls that it lies in, outermost first, and itself
+        family: the labelled calls around it, outermost first, and itself
         chain: the labels of the calls in the family
     """
 
@@ -96,7 +97,7 @@ class Labels:
     def part(self, name: str) -> Iterator[None]:
         """Label a part of the step that is no module and comes after the backward; set `where`."""
         self.where = f"{name}, {UPDATE}"
-        with self._open_span(Place((name,), UPDATE), False):
+        with self._open_span(Place((name,), UPDATE), False):  # False: not recomputed
             yield
 
     def end_backward(self) -> None:
