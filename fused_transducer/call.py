@@ -187,7 +187,8 @@ def any_outside(call: Call) -> torch.Tensor:
     """Return one bool on the call's device: whether any length, target or utterance number is out
     of range, or any window leaves no path.
 
-    To ask it, the host waits once for a GPU; to ask each by itself, it would wait five times.
+    To read this bool, the host waits for a GPU once.  To read one for each of the five checks, it
+    would wait five times.
     """
     ranges = [(call.T_lengths, 1, call.T), (call.U_lengths, 0, call.U1 - 1)]
     if call.utterance_of is not None:

@@ -229,13 +229,13 @@ def align(
     backend: Optional[str] = None, confidence_span: Optional[int] = None,
 ) -> Tuple[Tensor, ...]:  # fmt: skip
     """Return (frames, log_probabilities) of the most probable path of each utterance through its
-    targets; with confidence_span, confidences behind them.
+    targets, or (frames, log_probabilities, confidences) if confidence_span is not None.
 
     frames (N, U), int64: the frame at which each target is emitted; -1 beyond the utterance's
     targets, and where no path is possible.  log_probabilities (N,), float64.  confidences (N, U),
     float64: the probability, over all paths through the targets, that a target is emitted at most
-    confidence_span frames before or after its frame: with 0 at that frame; 0 where `frames` is -1.
-    The other arguments are those of `transducer_loss`.
+    confidence_span frames before or after the frame in `frames`.  A confidence is 0 where `frames`
+    is -1.  The other arguments are those of `transducer_loss`.
     """
     tensors = _inputs(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, output)
     options = {

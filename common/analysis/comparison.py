@@ -293,21 +293,19 @@ def _origin_json(run: Row) -> schema.Record:
 def compare(
     pairs: Sequence[Pair], scopes: Sequence[str] = SCOPES, tolerance: float = statistics.TOLERANCE
 ) -> list[Change]:
-    """Return what changed in each pair; the intervals of all times hold together.
+    """Return what changed in each pair; the intervals of all times hold together with 95%.
 
     Args:
-        scopes: those to compare
+        scopes: those whose times and memory are compared
         tolerance: largest change of time or memory that does not matter (0.02: 2%)
     """
     sides = [(pair.baseline, pair.new) for pair in pairs]
-    # one entry for each time that is judged
-    timed = [
-        scope
+    judged_times = sum(
+        bool(baseline.median_ms(scope) and new.median_ms(scope))
         for baseline, new in sides
         for scope in scopes
-        if baseline.median_ms(scope) and new.median_ms(scope)
-    ]
-    margins = ratios.Margins(tolerance, statistics.confidence_of_each(len(timed)))
+    )
+    margins = ratios.Margins(tolerance, statistics.confidence_of_each(judged_times))
     standings = {scope: control.standings(sides, scope, margins) for scope in scopes}
     changes = []
     for index, pair in enumerate(pairs):

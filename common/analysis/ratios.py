@@ -84,10 +84,12 @@ class Factor(NamedTuple):
     high: float
 
     @classmethod
-    def around(cls, logarithm: float, half: float) -> Factor:
-        """Return the factor with this logarithm. half: half the width of the logarithm's
+    def around(cls, logarithm: float, half_width: float) -> Factor:
+        """Return the factor with this logarithm. half_width: half the width of the logarithm's
         interval."""
-        return cls(math.exp(logarithm), math.exp(logarithm - half), math.exp(logarithm + half))
+        return cls(
+            math.exp(logarithm), math.exp(logarithm - half_width), math.exp(logarithm + half_width)
+        )
 
 
 class Estimate(NamedTuple):
@@ -114,8 +116,8 @@ class Estimate(NamedTuple):
         """
         low = high = None
         if self.error is not None:
-            half = student_t(confidence, self.freedom) * self.error
-            _, low, high = Factor.around(self.logarithm, half)
+            half_width = student_t(confidence, self.freedom) * self.error
+            _, low, high = Factor.around(self.logarithm, half_width)
         return Ratio(
             math.exp(self.logarithm),
             low,
@@ -376,9 +378,9 @@ def drift(by_round: Sequence[float], confidence: float = 0.95) -> Factor | None:
     pairs = [Pair(number, value) for number, value in enumerate(log_values(by_round))]
     line = Line.through(pairs)
     squares = math.fsum(line.residual(pair) ** 2 for pair in pairs)
-    half = student_t(confidence, count - 2) * math.sqrt(squares / (count - 2) / line.squares)
+    half_width = student_t(confidence, count - 2) * math.sqrt(squares / (count - 2) / line.squares)
     steps = count - 1  # from the first round to the last
-    return Factor.around(steps * line.slope, steps * half)
+    return Factor.around(steps * line.slope, steps * half_width)
 
 
 #: The state of a machine on a day (clock, memory) moves the times of all rows, of some more than of
@@ -406,8 +408,8 @@ class Control(NamedTuple):
 
     def slowdown(self, confidence: float = 0.95) -> Factor:
         """Return the factor by which the machine was slower in the new run, from all these rows."""
-        half = student_t(confidence, self.rows - 1) * math.sqrt(self.spread / self.rows)
-        return Factor.around(self.center, half)
+        half_width = student_t(confidence, self.rows - 1) * math.sqrt(self.spread / self.rows)
+        return Factor.around(self.center, half_width)
 
     def as_json(self) -> Mapping[str, float]:
         """Return the rows' common ratio, its interval, their number and their range."""

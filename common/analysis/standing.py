@@ -56,7 +56,7 @@ class Standing(ratios.Evidence):
 
     @property
     def is_fastest(self) -> bool:
-        """Tell whether it is the standing of the fastest row, which has itself as its baseline."""
+        """Tell whether this is the standing of the fastest row: its baseline is the row itself."""
         return self.row is self.baseline
 
     @property
@@ -88,26 +88,27 @@ class Standing(ratios.Evidence):
 
     @property
     def kinds(self) -> set[str]:
-        """Return the kinds of its doubts."""
+        """Return the kinds of the doubts about this standing."""
         return {doubt.kind for doubt in self.doubts}
 
     @property
     def doubt(self) -> str:
-        """Return the sentence of its first doubt; "" without doubts."""
+        """Return the sentence of the first doubt; "" without doubts."""
         return self.doubts[0].words if self.doubts else ""
 
     @cached_property
     def verdict(self) -> str:
         """Return "fastest", "faster", "slower", "same", "unclear" or BESIDE_LOAD.
 
-        "faster" or "slower": the whole interval is beyond the tolerance, and there is no doubt.
-        "same": it is within the tolerance, and no doubt withholds a verdict."""
+        BESIDE_LOAD comes before all others.  "faster" or "slower": the whole interval is beyond the
+        tolerance, and there is no doubt.  "same": the whole interval is within the tolerance, and
+        no doubt withholds a verdict.  "unclear": none of these holds."""
         if self.beside_load:
             return BESIDE_LOAD
         if self.is_fastest:
             return "fastest"
         word = self._by_interval()
-        if self.doubts and (word != "same" or self.doubts[0].withholds):
+        if self.doubts and (word != "same" or any(doubt.withholds for doubt in self.doubts)):
             return "unclear"
         return word
 

@@ -175,15 +175,15 @@ class Measurement:
         return []
 
     def measure_cell(self, resolved: settings.Settings, cell: settings.Values) -> None:
-        """Measure one configuration.  A run that cannot go on, since something has changed, is
-        measured anew.
+        """Measure one configuration.  If something has changed so that its run cannot be resumed,
+        measure it in a new run.
 
-        resolved: all its settings; cell: the swept ones."""
-        before = len(self.folders)
+        resolved: all settings of the configuration; cell: those that --sweep varies."""
+        folders_before = len(self.folders)
         try:
             self._measure(resolved, cell, self.arguments)
         except Changed as change:
-            del self.folders[before:]
+            del self.folders[folders_before:]
             self._measure(resolved, cell, without_resume(self.arguments, change))
 
     def _measure(

@@ -199,8 +199,8 @@ def seconds_to_wait(arguments: Namespace) -> float:
 def implementations(everything: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     """Return the type of a flag that takes implementations, with commas between them.
 
-    Each is the name of a row, or a file such as benchmark_flash.py, with :VARIANT and @ENVIRONMENT
-    behind it.  A file becomes a row of the table.  The word "all" means `everything`."""
+    Each is the name of a row, or a file such as benchmark_flash.py; :VARIANT and @ENVIRONMENT may
+    follow.  A file becomes a row of the table.  The word "all" means `everything`."""
 
     def parse(text: str) -> tuple[str, ...]:
         names = []

@@ -238,8 +238,10 @@ def second_backward(exam: Examination) -> Outcome:
 
 
 def unmodified(exam: Examination) -> Outcome:
-    """Judge whether the inputs are the same bits after the step as before."""
-    # An adapter that may overwrite its logits would not be looked at.
+    """Judge whether the inputs are the same bits after the step as before.
+
+    A loss that overwrites nothing but its logits passes, too, if its adapter says so."""
+    # An answer does not check the logits if the adapter says that the loss overwrites them.
     strict = replace(exam, adapter=exam.adapter.but(overwrites_logits=False))
     overwritten = strict.answer().overwritten
     if not overwritten:

@@ -646,10 +646,10 @@ SWEEPABLE = {
 
 
 def waits(preset: str, cell: Values) -> bool:
-    """Tell whether a run without --wait repeats rounds that other load disturbed.
+    """Tell whether a run without --wait waits for a quiet machine, to repeat the rounds that other
+    load disturbed.
 
-    A run that repeats rounds waits for a quiet machine first.  Quick runs and the cells of a sweep
-    repeat none.
+    Quick runs and the cells of a sweep do not wait, and repeat no round.
 
     cell: the values of --sweep that the run measures; {} without --sweep."""
     size, _ = flag_types.size_and_workload(preset or flag_types.DEFAULT_WORKLOAD)

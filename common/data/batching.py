@@ -249,7 +249,8 @@ def warnings(batches: Batches, chosen: Sequence[int], settings: Settings) -> lis
 
     chosen: the indices of the batches that the run measures."""
     lines = []
-    if batches.too_long:  # these are the first batches, the longest first
+    # The first batches are these utterances, the longest first: batches[0] is the (T, U) of one.
+    if batches.too_long:
         lines.append(
             f"{text.count(len(batches.too_long), 'utterance')} longer than --max-frames, each a batch of its own; "
             f"the longest has {batches[0][0, 0]} frames (row {batches.too_long[0]}, counted from 0)"

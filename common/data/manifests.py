@@ -115,10 +115,11 @@ def _naming(path: Path, number: int, entry: Any = None) -> Iterator[None]:
 def _entry(path: Path, number: int, line: str, *kinds: str) -> Any:
     """Return the lhotse object of an entry of the manifest `path`.
 
-    Raises UserError if it is none, or of none of these kinds.
+    Raises UserError if the entry is no lhotse object, or its class is not among `kinds`; the
+    message names the first of these as the one that was expected.
 
-    line: its JSON text; kinds: names of lhotse's classes, the first for the message; none for
-    any."""
+    number: of the entry, from 1; line: its JSON text; kinds: names of lhotse's classes, no names
+    if any class will do."""
     from lhotse.serialization import deserialize_item
 
     with _naming(path, number):

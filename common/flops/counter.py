@@ -430,7 +430,9 @@ class _Mode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if rules.find(func) is None and rules.is_composite(func):
-            with self:  # inference mode hands composite operators over in one piece
+            # Inference mode hands a composite operator over in one piece.  Under `with self` the
+            # operators that it consists of come here, too.
+            with self:
                 return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)
         self.counter._count(func, args, kwargs, out)

@@ -185,8 +185,8 @@ class Limit:
         return self.within(self.bytes)
 
     def making(self) -> AbstractContextManager[None]:
-        """Limit a block that makes the inputs of a step: to MAKING times the limit, or to what is
-        available if that is less; but never to less than the limit."""
+        """Limit the block, which makes the inputs of a step, to MAKING times `bytes`: to at most
+        `available`, and in any case to at least `bytes`."""
         return self.within(max(self.bytes, min(MAKING * self.bytes, self.available)))
 
 

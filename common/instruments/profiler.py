@@ -135,7 +135,7 @@ def self_times(profiler: torch.profiler.profile) -> tuple[float, float]:
 
 
 def pack(folder: Path) -> None:
-    """Replace each trace NAME in a folder that has more than LARGE bytes by a compressed NAME.gz.
+    """Replace each trace NAME of more than LARGE bytes in a folder by a compressed NAME.gz.
 
     At any time NAME or NAME.gz is complete."""
     for path in folder.glob("*.pt.trace.json"):

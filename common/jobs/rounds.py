@@ -89,7 +89,8 @@ class Rounds:
 
     Attributes:
         ms: median time of each loss so far: ms[loss][round, batch]
-        loaded: whether a loss ran beside other load: loaded[loss, round]
+        loaded: whether a loss ran beside other load: loaded[loss, round]; only rounds in which the
+            loss ended well have an entry
         no_limits: whether measuring the device's limits has failed
     """
 
@@ -108,9 +109,10 @@ class Rounds:
     def run(self, number: int, jobs: Sequence[Job], with_limits: bool) -> None:
         """Run the jobs of a round whose losses have not failed, and show the mean times.
 
-        After FEWEST_IN_BUDGET rounds, a round is skipped when the deadline is over.
+        A round after the first FEWEST_IN_BUDGET is skipped if the deadline has passed.
 
-        with_limits: whether the limits of the device are measured before them."""
+        number: of the round, from 1; with_limits: whether to measure the limits of the device
+        before the jobs."""
         session, progress = self.session, self.session.progress
         timed: list[Job] = []
         if number <= FEWEST_IN_BUDGET or time.monotonic() < progress.deadline:
@@ -284,9 +286,9 @@ class Rounds:
         return result
 
     def _can_repeat(self, job: Job) -> bool:
-        """Return whether a job ended well, and no later job of its loss failed."""
-        is_timed = (job.implementation, job.round) in self.loaded
-        return is_timed and not self.session.run_of[job.implementation].failed
+        """Return whether a timing job ended well, and no later job of its loss failed."""
+        ended_well = (job.implementation, job.round) in self.loaded
+        return ended_well and not self.session.run_of[job.implementation].failed
 
 
 def products(

@@ -275,8 +275,8 @@ class Sketch:
         }
 
     def errors(self, right: Mapping[str, Sequence[float]]) -> dict[str, float]:
-        """Return by leaf the length of the error, as a share of the length of the right gradient.
-        It is infinite for a gradient with NaN.
+        """Return by leaf the estimated length of the error, as a share of the length of the right
+        gradient.  The share is infinite for a gradient with NaN.
 
         right: the `numbers` of the right sketch; a leaf that it lacks has the gradient 0."""
         result = {}

@@ -119,9 +119,11 @@ def allowed(
         shapes: (T, U) of each utterance.
         score: largest magnitude of the logits.
         loss: largest right loss of an utterance, in nats.
-        right: the right loss that the error of the loss is relative to, `loss` by default.
-        largest: magnitude of the largest entry of the right gradient, whose posteriors may cancel.
-        places: units in the last place that sums as large as the loss may always lose.
+        right: the right loss that the error of the loss is relative to; None for `loss`.
+        largest: magnitude of the largest entry of the right gradient.  It is small if posteriors
+            cancel; then the errors relative to it are large.
+        places: units in the last place that a sum as large as the loss may lose in any batch; in a
+            batch of long utterances the sum may lose more.
         negligible: posterior below which the loss leaves cells out of the gradient, by design.
     """
     precision = PRECISIONS[dtype]
@@ -129,7 +131,8 @@ def allowed(
     places = max(places, math.sqrt(max(steps)) / 2)
     largest = min(max(largest, TINY), 1.0)
     right = loss if right is None else right
-    # What rounding adds to the error of each number:
+    # What rounding adds to each error.  That of the loss is relative to the loss, those of an entry
+    # and of the gradient to the largest entry.  Those of a score and of a posterior are absolute.
     score_error = precision.eps * score
     loss_error = score_error * sum(steps) / max(abs(right), TINY)
     posterior_error = score_error * max(steps) + precision.eps * places * abs(loss)

@@ -411,8 +411,10 @@ def _outside(T: int, U1: int, T_lengths: torch.Tensor, U_lengths: torch.Tensor) 
 def _diagonals(weight: torch.Tensor, outside: torch.Tensor) -> Sequence[torch.Tensor]:
     """Return the anti-diagonals d = 0 ... T+U-1 of an arc's weight (N, T, U+1), each (N, U+1).
 
-    Element u of diagonal d is the weight of cell (d - u, u), LOG_ZERO where there is no such cell.
-    """
+    Element u of diagonal d is the weight of cell (d - u, u), LOG_ZERO where there is no such cell
+    or the utterance does not have it.
+
+    outside: (N, T, U+1) bool, the cells of the padding."""
     N, T, U1 = weight.shape
     u = torch.arange(U1, device=weight.device)
     t = torch.arange(T + U1 - 1, device=weight.device).unsqueeze(-1) - u

@@ -61,13 +61,15 @@ def of_gradient(answer: Answer, leaf: Leaf, worst: Judged, allowed: str) -> str:
 
 
 def of_losses(answer: Answer, fitting: Mapping[str, float]) -> str:
-    """Return the loss that is furthest off, the right one, and a guess at the cause."""
+    """Return, in words, the loss that is furthest off, the right loss, and a guess at the cause.
+
+    fitting: as in `of_answer`."""
     n = int((answer.losses - answer.rights).abs().nan_to_num(nan=math.inf).argmax())
     return of_values(float(answer.losses[n]), float(answer.rights[n]), answer.shapes, fitting)
 
 
 def of_values(loss: float, right: float, shapes: Shapes, fitting: Mapping[str, float] = {}) -> str:
-    """Return a loss, the right one, and a guess at the cause.
+    """Return, in words, a loss, the right loss, and a guess at the cause.
 
     fitting: {a usual mistake, in words: the loss with it}."""
     cause = guess(loss, right, shapes)

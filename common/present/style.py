@@ -240,14 +240,14 @@ class Span(NamedTuple):
 
 def logarithmic(values: Sequence[float]) -> Span:
     """Return a logarithmic axis that shows these positive values, with some room beside them."""
-    return Span(min(values) / 1.4, 1.6 * max(values), True)
+    return Span(min(values) / 1.4, 1.6 * max(values), logarithmic=True)
 
 
 def span(values: Sequence[float]) -> Span:
     """Return an axis for positive values: from zero, or logarithmic if they are far apart."""
     if max(values) > WIDE * min(values):
         return logarithmic(values)
-    return Span(0.0, 1.15 * max(values), False)
+    return Span(0.0, 1.15 * max(values), logarithmic=False)
 
 
 def axis(title: str, **options: Any) -> Plotly:

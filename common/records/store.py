@@ -239,7 +239,9 @@ def latest_jobs(records: Iterable[schema.Line]) -> dict[str, list[schema.JobLine
 
 def repeated(records: Iterable[schema.Line]) -> dict[int, int]:
     """Return {round: how often it was measured again} of the timing rounds that ended well more
-    than once."""
+    than once.
+
+    records: those of one run, with every attempt at a job."""
     ends = [record for record in records if isinstance(record, schema.Status)]
     rounds = Counter(end.round for end in ends if (end.pass_name, end.status) == ("timing", "ok"))
     return {number: times - 1 for number, times in rounds.items() if number and times > 1}

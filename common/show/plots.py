@@ -243,7 +243,8 @@ def time_and_memory(rows: Rows) -> Figure | None:
 
 
 def _position_trace(position: Position, on_front: bool) -> Plotly:
-    """Return the marker of a row with whiskers of its time; on the front it has its name too."""
+    """Return the marker of a row with whiskers of its time, and with its name if it is on the
+    Pareto front."""
     row = position.row
     whiskers = {**style.whiskers([position.time]), "thickness": 1, "width": 4}
     options: Plotly = {"error_x": whiskers, "cliponaxis": False}
@@ -367,8 +368,10 @@ def _not_drawn(rows: Rows, key: str) -> list[str]:
 def _over(
     setting: str, values: Sequence[Any], quantity: Quantity, points: Sequence[Point], caption: str
 ) -> Figure:
-    """Return the plot of a quantity over a setting: a curve for each implementation, or its points
-    alone where the values are not numbers. values: all that were swept, in order."""
+    """Return the plot of a quantity over a setting: a curve for each implementation, or only its
+    points if the values are not numbers.
+
+    values: all swept values of the setting, in order."""
     flag = settings.flag(setting)
     curves = gathered((point.row.name, point) for point in points)
     names = sorted(curves)
@@ -469,7 +472,8 @@ class Lane(NamedTuple):
 
     @property
     def changes(self) -> list[float]:
-        """Return how far each sample is from its median, as a share of that median."""
+        """Return for each sample its time less the median that it is compared with, as a share of
+        this median."""
         return [item.relative - 1 for item in self.timed]
 
     @property

@@ -389,23 +389,22 @@ def busy_flags(
     return ["busy"] if taken > limit else []
 
 
-def disturbance(load: ForeignLoad, threads: int | None = None, longer: float = 1.0) -> str:
-    """Return how busy others keep this machine; "" if it is quiet.
+def disturbance(load: ForeignLoad, threads: int | None = None) -> str:
+    """Return how busy other processes keep this machine; "" if they leave it quiet.
 
     Example: "load 24 on 2 cores, others use 97% of the CPU".  The load average ("load 24") is of
-    the last minute, so it may still count the user's own set-up.  If only the average is high,
-    another window decides.
+    the last minute, so it may still count the user's own set-up.  If the average is high but the
+    share of the CPU is not, this waits a second, and the share in that second decides.
 
     Args:
-        load: whose present window is ended; a short one is made longer by a wait.
-        threads: see `busy_flags`.
-        longer: seconds of the other window."""
+        load: this ends its present window, and waits if the window is too short (see `share`).
+        threads: see `busy_flags`."""
     share = load.share()
     average = 0.0
     with suppress(OSError, ValueError, IndexError):
         average = float(load.stat.with_name("loadavg").read_text().split()[0])
     if "loaded" not in busy_flags(share, threads) and average > len(load.cpus):
-        time.sleep(longer)
+        time.sleep(1.0)
         share = load.share()
     if share is None or "loaded" not in busy_flags(share, threads):
         return ""

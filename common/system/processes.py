@@ -254,7 +254,7 @@ def start_servers(
         with suppress(OSError), tempfile.TemporaryDirectory() as scratch:
             plan = _plan(python, module, root, variables, generation, imports)
             with _server(plan, Path(scratch) / "stderr.txt"):
-                pass
+                pass  # This only starts the server, which then waits in `_waiting`.
     for server in _waiting:
         if not server.ready:
             server.answer(START_SECONDS)

@@ -235,8 +235,9 @@ class _Levels:
         self.moments = [level.moment for level in self.levels]
 
     def before(self, moment: float) -> int:
-        """Return the bytes after the last event before a moment; after the first event, where none
-        is before it."""
+        """Return the bytes that were allocated after the last event before a moment.
+
+        If no event is before the moment, return the bytes after the first event."""
         return self.levels[max(bisect_left(self.moments, moment) - 1, 0)].total
 
     def between(self, begin: float, end: float) -> list[_Level]:

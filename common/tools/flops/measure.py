@@ -171,17 +171,21 @@ def _bucket(
     utterances: Sequence[int],
     flags: Mapping[str, Any],
 ) -> Bucket:
-    """Count the model once for each utterance of a bucket, on a batch of --batch-size copies of it.
+    """Run and count the model once for each utterance of a bucket, on a batch of --batch-size
+    copies of it.
 
-    Returns the bucket with its counts, in which each copy is an utterance with an equal share."""
-    batch = flags["batch_size"]
+    Return the bucket with its counts.  In them each copy is an utterance of its own, with an equal
+    share of the MACs of its batch.
+
+    utterances: the number of samples of each."""
+    batch_size = flags["batch_size"]
     flops_before = counter.total().flops
     bucket = Bucket(name=name, samples=[], macs=[], flops=0)
     for samples in utterances:
         macs_before = counter.total().macs
         _count(counter, model, samples, flags)
-        bucket.samples += [samples] * batch
-        bucket.macs += [(counter.total().macs - macs_before) / batch] * batch
+        bucket.samples += [samples] * batch_size
+        bucket.macs += [(counter.total().macs - macs_before) / batch_size] * batch_size
     bucket.flops = counter.total().flops - flops_before
     return bucket
 

@@ -109,11 +109,13 @@ class Calls:
     streamed: bool = False
 
     def switch_to(self, dtype: str) -> float | None:
-        """Make all further calls in `dtype`; return the error of its outputs, None for float32.
+        """Make all further calls in `dtype`; return the error of the outputs in it, None for
+        float32.
 
-        The error is the difference from the outputs in float32, see outputs.difference.  Raises
-        WrongResult where it is above TOLERANCES, or where outputs hold NaN."""
-        plain = self.outputs()
+        The calls so far must be in float32.  The error is the difference from their outputs, see
+        outputs.difference.  Raises WrongResult where the error is above TOLERANCES, or where
+        outputs hold NaN."""
+        plain = self.outputs()  # in float32
         check_numbers(plain)
         self.dtype = dtype
         if dtype == "float32":

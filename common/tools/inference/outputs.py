@@ -42,7 +42,7 @@ def difference(plain: Any, other: Any) -> float:
         return math.inf
     left = _flat(plain_tensors)
     right = _flat(other_tensors)
-    # Where both outputs mask an element by -inf, the difference -inf - -inf would be NaN.
+    # Equal elements are left out: where both outputs mask one by -inf, -inf - -inf would be NaN.
     differs = left != right
     scale = left[left.isfinite()].norm().clamp_min(1e-30)
     error = float((left - right)[differs].norm() / scale)

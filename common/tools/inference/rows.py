@@ -332,9 +332,9 @@ def _cpu_and_cuda(
 
 
 def _gib(size: float) -> str:
-    """Return bytes in GiB with two digits, and with four below 0.01 GiB."""
-    digits = 4 if 0 < size < text.GIB / 100 else 2
-    return f"{size / text.GIB:.{digits}f}"
+    """Return bytes in GiB with two decimals; with four below 0.01 GiB."""
+    decimals = 4 if 0 < size < text.GIB / 100 else 2
+    return f"{size / text.GIB:.{decimals}f}"
 
 
 class Grid(NamedTuple):

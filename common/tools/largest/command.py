@@ -296,7 +296,7 @@ def plan_for_losses(arguments: argparse.Namespace) -> Plan:
     size_setting = "max_frames" if resolved.sort_utterance else "batch_size"
 
     def next_tasks(run: kept.Kept, limit_bytes: int | None) -> list[job.Task]:
-        """Return the next task of each loss for which a job is still to come."""
+        """Return the next task, under `limit_bytes`, of each loss that is not finished."""
         tasks = []
         for state in losses.unfinished(config, run):
             row = find(state.name)
@@ -346,7 +346,7 @@ def _searches(
 def plan_for_model(arguments: argparse.Namespace) -> Plan:
     """Return the plan of a search of the largest batch of each bucket of a model.
 
-    Set the shape file in `arguments` to the suite's own where none was given.  Raises UserError."""
+    If `arguments` has no shape file, set it to the suite's own.  Raises UserError."""
     arguments.shape_file = arguments.shape_file or files.ROOT / "data" / "shape_info.features.pt"
     needed = ("lhotse", "sentencepiece") if is_manifest(arguments.shape_file) else ()
     python = interpreters.with_torch(*needed)
