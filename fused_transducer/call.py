@@ -394,11 +394,13 @@ KEPT_BYTES = {"native": 2**24}
 
 
 def module_of(backend: str) -> ModuleType:
+    """Import the module of a backend, and return it."""
     return importlib.import_module("fused_transducer." + MODULES[backend])
 
 
 @cache
 def _warn_of_torch(reason: str) -> None:
+    """Warn, once for each reason, that the plain PyTorch code runs."""
     warnings.warn(
         f"fused_transducer: {reason}; the plain PyTorch code runs instead, slower", stacklevel=4
     )

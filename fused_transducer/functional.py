@@ -284,8 +284,12 @@ def _inputs(
     targets: Optional[Tensor], T_lengths: Optional[Tensor], U_lengths: Optional[Tensor], output: Optional[nn.Linear],
     utterance_of: Optional[Tensor] = None,
 ) -> Tuple[Any, ...]:  # fmt: skip
-    """Return the tensors of a call from encoder_out to utterance_of, with the floating ones in one
-    dtype under autocast. Raises ValueError where they do not fit together."""
+    """Return (encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, utterance_of)
+    of a call. Raises ValueError where they do not fit together.
+
+    The layer `output`, if it is not None, gives weight and bias. Under autocast the first four get
+    its dtype, but float64 stays. If the weight includes low-rank terms (`is_folded`), the first
+    four get the dtype of sums instead, with or without autocast."""
     if output is not None:
         if weight is not None or bias is not None:
             raise ValueError("output: give either the layer, or weight and bias")

@@ -496,7 +496,13 @@ def log_probabilities(
 @triton.jit
 def _arcs_into(blank, label, d, u, frames, last, band, S):
     """Return the blank's and the label's arc into each cell (d - u, u) of diagonal d: both
-    addresses, whether each exists, and both log-probabilities."""
+    addresses, whether each exists, and both log-probabilities. An arc that does not exist has -inf.
+
+    blank, label: the addresses of the arcs out of the cells (0, u) of the utterance, without a
+        window; those out of (t, u) are t * S further on. A window's first state in a frame is
+        subtracted here.
+    frames, last: T and U of the utterance. band: its window, or None.
+    """
     t = d - u
     inside, first = _within(band, t, u, frames)
     inside = inside & (u <= last)
@@ -872,10 +878,11 @@ def logit_gradients(
     HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     SMOOTHS: tl.constexpr, CLAMPS: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients (rows, VP) of the logits of a tile's listed cells; 0 beyond V."""
+    """Write the gradients (rows, VP) of the logits of a tile's listed cells; 0 beyond V. The tile
+    has `rows` rows, and begins with the listed cell `tile`."""
     cells = cells.to(tl.int64)
     begin = tl.program_id(0).to(tl.int64) * BM
-    if tile + begin >= tl.load(positions + cells - 1):
+    if tile + begin >= tl.load(positions + cells - 1):  # behind the last listed cell
         return
     valid, n, t, u, cell = _listed_cells(
         numbers, positions, cells, tile, begin, rows, band, T, S, BM
@@ -1000,9 +1007,12 @@ def input_gradients(
     BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """Write sums (rows, HP): the gradient of encoder_out + decoder_out at each listed cell of a
-    tile."""
+    tile. The tile has `rows` rows, and begins with the listed cell `tile`.
+
+    gradients (rows, VP): those of the logits of these cells.
+    """
     begin = tl.program_id(0).to(tl.int64) * BM
-    if tile + begin >= tl.load(positions + cells - 1):
+    if tile + begin >= tl.load(positions + cells - 1):  # behind the last listed cell
         return
     valid, n, t, u, _ = _listed_cells(numbers, positions, cells, tile, begin, rows, band, T, S, BM)
     row = begin + tl.arange(0, BM)

@@ -133,8 +133,11 @@ BLOCKS = {
 
 
 def _blocks(product: str, dtype: torch.dtype, launch: _Launch) -> Blocks:
-    """Return the blocks of the product "logits", "inputs" or "weight" for numbers of `dtype`, no
-    larger than V and H need."""
+    """Return the blocks of a product for numbers of `dtype`, with BV and BH no larger than V and H
+    need.
+
+    product: "logits", "inputs" or "weight", as in BLOCKS
+    """
     first, below = LARGE_SHARED
     is_large = launch.gpu is not None and first <= launch.gpu.capability < below
     for_others, for_large = BLOCKS[product, torch.finfo(dtype).bits // 8]

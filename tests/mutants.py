@@ -73,7 +73,7 @@ FAULTS = [
     Fault("analysis/measured.py", '"{planned - done[name]} of', '"{planned} of'),
     Fault("analysis/measured.py", "SEVERITY.index(status) > SEVERITY", "SEVERITY.index(status) < SEVERITY"),
     Fault("analysis/measured.py", "error <= allowed for", "error <= 10 * allowed for"),
-    Fault("records/store.py", "return 2 * loaded > ", "return loaded > "),
+    Fault("records/store.py", "return 2 * loaded_ns > ", "return loaded_ns > "),
     Fault("records/store.py", 'if record.status == "ok" or before is None', "if True or before is None"),
     Fault("records/store.py", "if newer > schema.SCHEMA:", "if newer > schema.SCHEMA + 1:"),
     Fault("records/store.py", "number: times - 1", "number: times"),

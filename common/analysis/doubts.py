@@ -86,14 +86,14 @@ def _about_times(row: Row) -> Iterator[Doubt]:
 
 
 def _about_limits(row: Row) -> Iterator[Doubt]:
-    """Yield a doubt about the device's limit, the least time that it needs: where a row is faster
-    than that, or where the limits were measured beside other load."""
+    """Yield a doubt about the device's limit, which is the least time that the device needs: if the
+    row is faster than the limit or, else, if the limits were measured beside other load."""
     limits_beside_load = all(line.flags for line in row.limits)
     above = [scope for scope, percent in row.limit_percent.items() if percent > 100]
     if above:
         cause = "it was measured beside other load" if limits_beside_load else "please report it"
         if "step" in above and row.device == "cpu" and row.rates.loop is None:
-            cause = "of products torch's rate alone was measured, which may be slow here"
+            cause = "for products torch's rate alone was measured, which may be low here"
         words = f"above 100% of the device's limit, so its time or the limit is wrong ({cause})"
         # tables mark the time of the scope that they show
         yield Doubt("above limit" if row.scope in above else "limit", words)

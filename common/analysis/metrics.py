@@ -91,6 +91,7 @@ def metric(
     """Return a metric.
 
     Args:
+        key, title: as in Metric
         shown: returns the text of a value; None to show the value itself
         value: returns the value of a row, or is its path in a row (see `at`); "" for the path `key`
         fields: further attributes of Metric

@@ -347,8 +347,12 @@ def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -
 def _round_times(
     baseline: Sequence[Batches], new: Sequence[Batches]
 ) -> tuple[list[float], list[float], int]:
-    """Return (baseline, new, batches): the mean time of each round over the batches that all rounds
-    of both sides have, and the number of these batches; ([], [], 0) without any."""
+    """Return the mean times of the rounds of `baseline`, those of `new`, and the number of common
+    batches: those that all rounds of both sides have.
+
+    Each mean is over the common batches.  Without a common batch return ([], [], 0).
+
+    baseline, new: the times of each round"""
     if not baseline or not new:
         return [], [], 0
     batches = set.intersection(*map(set, [*baseline, *new]))

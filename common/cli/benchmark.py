@@ -47,7 +47,7 @@ def main(arguments: Namespace) -> int:
         return on_cluster(arguments)
     if arguments.ray_address != "auto":
         raise UserError("--ray-address only applies with --executor ray: add that, or remove it")
-    return benchmark(names, arguments, arguments.loss)
+    return benchmark(names, arguments, names_of_script=arguments.loss)
 
 
 def benchmark(
@@ -189,8 +189,10 @@ class Measurement:
     def _measure(
         self, resolved: settings.Settings, cell: settings.Values, arguments: Namespace
     ) -> None:
-        """Measure one configuration, or go on with its run.  Raises Changed where that cannot go
-        on."""
+        """Measure one configuration in new runs or, with --resume, in the runs that it has.  Raises
+        Changed if a run to resume cannot go on.
+
+        resolved, cell: as in `measure_cell`; arguments: the flags"""
         names = list(self.python_of)
         is_first = not self.folders
         # A sweep that was stopped has no runs of its later cells: --resume begins them.
@@ -208,7 +210,7 @@ class Measurement:
                     run_of, self.python_of, resolved, arguments.timeout, progress, self.executor
                 )
                 for run in run_of.values():
-                    # Where the disk has no room now, the limits are written with the first job.
+                    # If the disk has no room now, the limits are written with the first job.
                     with suppress(store.NotWritten):
                         run.add(self.limits)
                 rounds.measure(
@@ -243,7 +245,7 @@ def default_rows(
         names: the rows to choose from
         device: "cpu", "cuda" or "cuda:N"
         is_short: whether time is short: losses of other environments are left out, and on a CPU
-          those in plain torch
+          without --topology those in plain torch
         topology: the lattice of --topology
         is_sweep: whether several configurations are measured: losses by utterance are left out
     """

@@ -50,7 +50,9 @@ def agrees(exam: Examination) -> Outcome:
 
 
 def of_one_symbol(exam: Examination) -> Outcome:
-    """Judge loss and gradient of a loss whose lattice takes one symbol a frame at most."""
+    """Judge loss and gradient of a loss whose lattice takes one symbol a frame at most.
+
+    Raises NotAsked for a loss on the regular lattice."""
     if exam.adapter.topology == "regular":
         raise NotAsked("its lattice has a path for every utterance")
     return agrees(exam)
@@ -194,6 +196,7 @@ def _reduced(exam: Examination, weights: torch.Tensor, reduction: str) -> Outcom
     outcome is DIFFERS with an infinite error."""
 
     def run(steps, _):
+        # The factors, here `weights`, are left out: the package's reduction has them in the loss.
         loss = steps[0].forward()
         differentiate(loss.sum(), steps)
         return [loss.detach()]

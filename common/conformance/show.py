@@ -174,10 +174,12 @@ def tables(matrix: Matrix) -> list[Table]:
 
 
 def _table(kind: str, rows: Sequence[Row], cases: Sequence[Question]) -> Table:
-    """Return the table of a kind of loss, with the cases in which a loss is not as asked.
+    """Return the table of a kind of loss, with the cases in which a loss is odd (`_odd_cases`).
 
-    Its columns are the losses that are not as asked in at least one case; the title names the other
-    losses of the kind.
+    Its columns are the losses that are odd in at least one case; the title names the other losses
+    of the kind.  It has no lines if no loss is odd.
+
+    rows: the losses of the kind
     """
     columns = [row for row in rows if _odd_cases(row, cases)]
     heads = [Column(short(row.name), False, centered=True) for row in columns]

@@ -109,8 +109,8 @@ add(
 
 
 def _per_sum(tensor: Any) -> int:
-    """Return the FLOPs of a sum of two numbers of this tensor: 2 of complex numbers, 1 of real
-    ones, 0 of integers and in an empty tensor."""
+    """Return the FLOPs of a sum of two numbers of this tensor: 2 if they are complex, 1 if they are
+    real, 0 if they are integers or the tensor is empty."""
     return elements(tensor) // max(size(tensor), 1)
 
 

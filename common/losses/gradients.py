@@ -141,9 +141,10 @@ class Errors:
         """Keep the largest ratio of a sum of errors to its scale in `sums[over]`.
 
         Args:
+            over: what is summed over, a key of `sums`.
             errors: sums of errors.
-            scales: what each is compared with, of the same shape; a scale counts as at least a
-              small share of their mean.
+            scales: what each sum is compared with, of the same shape.  A scale below a small share
+              of the mean scale counts as that share.
         """
         least = max(rounding.FLOOR * scales.mean().item(), rounding.TINY)
         self.sums[over] = max(self.sums[over], largest(errors / scales.clamp(min=least)))
@@ -171,7 +172,9 @@ class Errors:
         self._note_by_symbol(part, error)
 
     def _note_by_u(self, part: Part, sums: torch.Tensor) -> None:
-        """Add the sums (2, frames, cells) of a part by u; note them after the last frame."""
+        """Add the sums of a part to those of its utterance by u; note these after the last frame.
+
+        sums (2, frames, cells): the errors of each cell, and what they are compared with."""
         T, U = part.cells.batch.shapes[part.frames.n]
         if part.frames.begin == 0:
             # column U + 1: the cells of a pruned range beyond the last target

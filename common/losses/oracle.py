@@ -38,14 +38,14 @@ def _skewed(arc: Arc, dtype: Any) -> np.ndarray:
 
 
 def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> tuple[float, list[torch.Tensor]]:
-    """Return the log-likelihood of an utterance, and the posterior probability (T, U+1) of each of
-    its arcs.
+    """Return the log-likelihood of an utterance, and for each of `arcs` its posterior probability
+    (T, U+1) at each cell.
 
     A posterior is the derivative of the log-likelihood with respect to the weight (T, U+1) of the
     arc.  If there is no path the log-likelihood is -inf and the posteriors are zero.  Cells of a
     diagonal, which have t + u in common, do not depend on each other, so they are computed at once.
 
-    dtype: numpy's dtype of the sums; float32 shows how much a right loss in float32 loses.
+    dtype: numpy's dtype of the sums; float32 shows the errors of a right loss that sums in float32.
     """
     skewed = [_skewed(arc, dtype) for arc in arcs]
     diagonals, U1 = skewed[0].shape
@@ -74,6 +74,7 @@ def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> tuple[float, list[t
         posterior = np.zeros((diagonals, U1))
         end = diagonals - dt - du  # the first diagonal from which the arc leads out of the lattice
         if total > LOG_ZERO and end > 0:
+            # The log-sums of the paths that take the arc.
             paths = alpha[:end, : U1 - du] + weight[:end, : U1 - du] + beta[dt + du :, du:]
             posterior[:end, : U1 - du] = np.exp(paths - total)
         posteriors.append(torch.from_numpy(posterior[np.arange(T)[:, None] + u, u]))

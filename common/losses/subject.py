@@ -101,9 +101,9 @@ def prepare(job: JobSpec) -> Context:
 
     Raises NotRunnable if the loss cannot run here, and UserError for bad settings."""
     settings = job.settings
-    checks = job.pass_name == "correctness"
+    is_correctness = job.pass_name == "correctness"
     # TF32 has three digits, so a loss is judged in full float32.
-    where = device.set_up_torch(replace(settings, tf32=settings.tf32 and not checks))
+    where = device.set_up_torch(replace(settings, tf32=settings.tf32 and not is_correctness))
     import torch
 
     # The clock keeps Python's own functions, before the script of the loss may change them.
@@ -135,7 +135,7 @@ def prepare(job: JobSpec) -> Context:
         batches=selected,
         round=job.round,
         same_as=job.same_as,
-        forward_only=settings.mode == "forward" and not checks,
+        forward_only=settings.mode == "forward" and not is_correctness,
         state=state,
         folder=Path(job.folder) if job.folder else None,
         shared=Path(job.shared) if job.shared else None,

@@ -52,7 +52,8 @@ def of_gradient(answer: Answer, leaf: Leaf, worst: Judged, allowed: str) -> str:
     if leaf.missing:
         return f"{subject} missing"
     off_by = abs(leaf.factor - 1)
-    # A factor is the cause if it leaves little error, and less than half of what it explains.
+    # The factor is the cause if the error that it leaves is small, and less than half of the error
+    # that it explains.
     if leaf.beside_factor < min(NEAR * abs(leaf.factor), off_by / 2):
         digits = 4 if off_by > NEAR / 2 else 8  # so that it does not read "1 times"
         cause = guess(leaf.factor, 1.0, answer.shapes)

@@ -59,20 +59,20 @@ def append(path: Path, new: Iterable[schema.Record]) -> None:
 
 
 def mend(path: Path) -> None:
-    """Cut off what a killed writer left of a job at the end of a file: a line cut short, and
-    records without the status of their job.  They must not be mixed with those of the next attempt.
+    """Cut off what a killed writer left at the end of a file: a line cut short, and the records of
+    a job without its status.  They must not be mixed with those of the next attempt at the job.
     Raises UserError, also for a file of a newer version."""
     try:
         with open(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as stream:
             position = 0
-            end_of_whole = 0
+            kept_bytes = 0  # up to the end of the last whole addition
             for line in stream:
                 if not position:
                     _refuse_newer(path, line)
                 position += len(line)
                 if _ends_addition(line):
-                    end_of_whole = position
-            stream.truncate(end_of_whole)
+                    kept_bytes = position
+            stream.truncate(kept_bytes)
     except OSError as error:
         raise UserError(cannot_write(path, error, "leave out --resume to start anew")) from error
 
@@ -202,8 +202,8 @@ def read_run(folder: Path) -> tuple[schema.Header, list[schema.Line]]:
 
 
 def first(path: Path) -> schema.FirstLine | None:
-    """Return the first record of a file; None where it cannot be read, or is of another kind than
-    first lines are."""
+    """Return the first record of a file; None if the file cannot be read, or does not begin with a
+    FirstLine."""
     try:
         with open_file(path) as stream:
             record = schema.decoded(stream.readline(LONGEST_LINE))
@@ -250,8 +250,8 @@ def repeated(records: Iterable[schema.Line]) -> dict[int, int]:
 def is_loaded(samples: Sequence[schema.Sample]) -> bool:
     """Return whether samples of one process ran beside other load for more than half of their
     time."""
-    loaded = sum(sample.total_wall_ns for sample in samples if sample.beside_load)
-    return 2 * loaded > sum(sample.total_wall_ns for sample in samples)
+    loaded_ns = sum(sample.total_wall_ns for sample in samples if sample.beside_load)
+    return 2 * loaded_ns > sum(sample.total_wall_ns for sample in samples)
 
 
 def ended_well(lines: Sequence[schema.Line]) -> bool:

@@ -287,9 +287,9 @@ def load(package: str, device: str) -> ModuleType:
 
 
 def build(package: str, device: str) -> Path:
-    """Return the folder of a package that is compiled for this Python and torch, for sys.path.
+    """Return the folder that sys.path needs for a package compiled for this Python and torch.
 
-    Compiles it unless the cache has it.  Raises NotRunnable."""
+    Compiles the package unless the cache has it.  Raises NotRunnable."""
     source = SOURCE_PACKAGES[package]
     variables, key = tools(source, device)
     version, _ = pinned(package)

@@ -172,7 +172,7 @@ def _version_cells(row: Row) -> dict[str, parts.Cell]:
         "implementation": parts.Cell(row.label, mark="name"),
         **{title: parts.Cell(version or "-") for title, version in packages.items()},
         "run started (UTC)": parts.Cell(started, mark="whole"),
-        "folder": parts.Cell(folder, folder, row.results if row.jobs else row.folder),
+        "folder": parts.Cell(folder, value=folder, target=row.results if row.jobs else row.folder),
     }
 
 

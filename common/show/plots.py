@@ -412,7 +412,9 @@ def _curve_trace(curve: Sequence[Point], is_numeric: bool, unit: str) -> Plotly:
 
 
 def _point_cells(point: Point, flag: str, unit: str) -> dict[str, Cell]:
-    """Return {column: cell} of a point; only times have percentiles."""
+    """Return {column: cell} of a point; only times have percentiles.
+
+    flag: the flag of the swept setting; unit: of the measured values, "ms" for times"""
     value = point.value if groups.is_numeric([point.value]) else None
     cells = {
         "implementation": Cell(point.row.label),

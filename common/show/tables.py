@@ -187,8 +187,8 @@ def measured_again(rows: Rows) -> str:
     """Return "8 of 18 rounds ran beside other load and were measured again (1, 3, ...)"; "" if none
     was.
 
-    In brackets are the numbers of the rounds.  A round counts as often as it was measured again, by
-    the row that did so most often."""
+    The 8 are the repetitions of all rounds: those of a round are the most that a row has.  The 18
+    are these and the rounds that count.  In brackets are the numbers of the repeated rounds."""
     repetitions: dict[int, int] = {}
     for row in rows:
         for round_number, times in row.repeated.items():
@@ -265,7 +265,10 @@ def screen(log: logs.Log, terminal: Terminal = UNKNOWN, folders: Sequence[Path] 
 
 
 def _blocks(columns: str, heading: str, rows: Rows, terminal: Terminal) -> list[Lines]:
-    """Return the blocks above a verdict: heading, table, what is to know of its rows, load."""
+    """Return the blocks above a verdict: the heading, the table, then failures, absent losses and
+    correctness of its rows, and the load beside them.
+
+    columns: the name of the table, see `fitting`"""
     measured = [row for row in rows if row.is_measured]
     return [
         wrapped(heading, terminal.width),

@@ -168,7 +168,8 @@ def allocated_bytes() -> tuple[int, int]:
         return 0, 0
     mallinfo.restype = _Mallinfo
     info = mallinfo()
-    return info.uordblks + info.hblkhd, info.hblkhd
+    mapped = info.hblkhd  # `uordblks` lacks these
+    return info.uordblks + mapped, mapped
 
 
 def children_bytes(process: str = "self") -> int:

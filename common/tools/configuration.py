@@ -154,8 +154,10 @@ def check_list(values: Sequence[float], name: str) -> None:
 
 
 def located(value: str, config: Path) -> Path:
-    """Return the absolute path of a file that a configuration names: in the current folder, or
-    beside the configuration where it is only there."""
+    """Return the absolute path of a file that a configuration names: beside the configuration if
+    the file is only there, else in the current folder, where it may be missing.
+
+    value: the path in the configuration; config: the path of the configuration"""
     here = Path(value)
     beside = config.parent / value
     return (beside if beside.exists() and not here.exists() else here).absolute()

@@ -38,14 +38,15 @@ OFFLINE = {
 def load(name: str, arguments: Mapping[str, Any], device: str) -> torch.nn.Module:
     """Return a model on a device.  Raises UserError for one that cannot be imported or made.
 
-    For a model of a hub, this process is kept from downloading, see OFFLINE.
+    For a model of a hub, `load` forbids downloads to this process (OFFLINE): its files must be here
+    already.
 
     name: "package.module:attribute", "file.py:Class", "s3prl:upstream" or "hf:model"; arguments:
-    those of its constructor, by name."""
+    {name: value} for its constructor."""
     if name.startswith((S3PRL, HUGGING_FACE)):
         os.environ.update(OFFLINE)
     _, _, model_name = name.partition(":")
-    absent = ""
+    absent = ""  # the reason that `made` gives if a file is not there
     if name.startswith(HUGGING_FACE):
         from_pretrained = module("transformers").AutoModel.from_pretrained
         maker: Any = partial(from_pretrained, model_name, local_files_only=True)
@@ -56,11 +57,12 @@ def load(name: str, arguments: Mapping[str, Any], device: str) -> torch.nn.Modul
         absent = not_here(f"from s3prl import hub; hub.{model_name}()")
     else:
         maker = imported(name)
-    model = maker
     if not isinstance(maker, torch.nn.Module):
         model = made(name, maker, arguments, device, absent)
     elif arguments:
         raise UserError(f"{name} is a model already: it takes no arguments")
+    else:
+        model = maker
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"{name} makes no torch.nn.Module, but {type(model).__name__}")
     return model.to(device)

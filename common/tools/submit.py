@@ -290,8 +290,10 @@ def main(options: argparse.Namespace) -> int:
 
 
 def make(source: Path, options: argparse.Namespace) -> list[str]:
-    """Make a folder of results from a log folder, and print its path; or return the problems of the
-    log folder, if it has some.  Raises UserError."""
+    """Make a folder of results from a log folder, print its path, and return [].  If there are
+    problems, return them instead, and leave no folder.  Raises UserError.
+
+    source: the log folder"""
     rows = rows_of(source)
     if not rows:
         raise UserError(f"{source}: holds no runs; name the log folder of a run")

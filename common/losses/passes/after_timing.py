@@ -197,11 +197,14 @@ def judge_gradient(
     """Return the largest error of the gradient of a leaf, and in words what is wrong with it; "" if
     it is right.
 
-    The error is the length of the difference to the right gradient, as a share of its length.
+    An error is the length of the difference of two gradients, the computed one and the right one,
+    as a share of the length of the right one.
 
+    sketch: that of the computed gradients
     scale: the largest factor that a loss is multiplied by; `rounding.allowed` takes a gradient
         without this factor.
     """
+    # No entry is larger than the length of its gradient.
     largest = max(length for length, *_ in rights.leaves.values()) / scale
     allowed = rights.allowed(context, shapes, largest=largest).length
     errors = sketch.errors(rights.leaves)

@@ -227,12 +227,13 @@ class Peaks(NamedTuple):
 
 def peaks(call: Step, device: torch.device) -> Peaks:
     """Make one call; return its peaks."""
-    counters = memory.peaks(lambda: call, device, profiler=False)
+    # Without the profiler one step runs, so no further one is made.
+    counters = memory.peaks(fresh=lambda: call, device=device, profiler=False)
     return Peaks(
-        counters.get("process_bytes"),
-        counters.get("device_allocated_bytes"),
-        counters.get("device_used_bytes"),
-        status_bytes("VmHWM"),
+        process_bytes=counters.get("process_bytes"),
+        device_allocated_bytes=counters.get("device_allocated_bytes"),
+        device_used_bytes=counters.get("device_used_bytes"),
+        process_peak_bytes=status_bytes("VmHWM"),
     )
 
 

@@ -55,7 +55,10 @@ def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _edited_share(plain: Any, other: Any) -> float:
-    """Return the edits between the sequences of two outputs over the length of the longer ones."""
+    """Return the number of edits between the sequences of two outputs, as a share of their length.
+
+    Sequences are compared in pairs, by their order.  The length of a pair is that of its longer
+    sequence; a missing sequence counts as an empty one."""
     pairs = list(zip_longest(_sequences(plain), _sequences(other), fillvalue=()))
     length = sum(max(len(left), len(right)) for left, right in pairs)
     return sum(edits(left, right) for left, right in pairs) / max(length, 1)
