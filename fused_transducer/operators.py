@@ -58,8 +58,9 @@ def _check(call: Call, backend: str) -> None:
 
 
 def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:
-    """Raise an error if arcs or kept has not the shape that the backend needs for this call:
-    RuntimeError, or ValueError for wrong lengths."""
+    """Raise RuntimeError if the backend cannot use `arcs` or `kept` for this call: wrong shape,
+    dtype or device, or not contiguous. Raise ValueError if the backend packs cells and the lengths
+    are wrong."""
     if PACKED[backend]:
         check_lengths(call)
     rows = module_of(backend).rows(call)

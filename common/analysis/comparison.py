@@ -320,8 +320,12 @@ OF_MEMORY = {"faster": "less", "slower": "more", "same": "same"}
 
 
 def _memory_change(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
-    """Compare the highest peaks of two sides over the batches that both have: the highest peak
-    decides what fits. Without a batch of both, or with a peak of 0, the verdict is "unclear"."""
+    """Compare the highest peak of each side over the batches that both have: this peak decides
+    whether a batch fits. If no batch has peaks on both sides, or if a highest peak is 0, the
+    verdict is "unclear".
+
+    tolerance: as in `compare`; at least PROCESS_TOLERANCE counts where a peak is not an
+    allocator's."""
     before_peaks = pair.baseline.peaks_of(scope)
     after_peaks = pair.new.peaks_of(scope)
     batches = before_peaks.keys() & after_peaks.keys()
@@ -363,11 +367,13 @@ def _memory_change(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
 
 
 def _error_change(pair: Pair) -> ErrorChange:
-    """Compare the errors at the measured size, or on small batches where a side has no others."""
+    """Compare the errors at the measured size; if a side has none at this size, compare the errors
+    on small batches."""
     records = pair.baseline.checked, pair.new.checked
     are_at_size = all(record.at_size for record in records)
     sides = []
     for record in records:
+        # The errors of the record itself are those on small batches.
         judged = record.at_size if are_at_size else record
         side = {key: getattr(judged, key) for key in ("loss_error", "grad_error")}
         sides.append({**side, "approximation_gap": record.approximation_gap})

@@ -545,7 +545,7 @@ def differing(rows: Sequence[Row]) -> list[str]:
 def plain(row: Row, further: Sequence[str] = ()) -> schema.Record:
     """Return a row's values as CSV has them, with its swept settings.
 
-    further: names of other settings to add, such as those of `differing`
+    further: keys of settings to add, such as those that `differing` returns
     """
     record = values([metric for metric in METRICS.values() if metric.is_in("csv")], row)
     for key in further:
@@ -555,10 +555,10 @@ def plain(row: Row, further: Sequence[str] = ()) -> schema.Record:
 
 
 def exported(row: Row, further: Sequence[str] = ()) -> schema.Record:
-    """Return a row as JSON has it: the values of CSV, then those that have parts, in ms and MB
-    (2**20 bytes).
+    """Return a row's values as JSON has them: first those of CSV, then those for which CSV has no
+    room, most of them dicts or lists. Times are in ms, memory is in MB (2**20 bytes).
 
-    further: names of other settings to add, such as those of `differing`
+    further: keys of settings to add, such as those that `differing` returns
     """
     checked = row.checked
     parts = {

@@ -354,13 +354,13 @@ class UsedTorch(NamedTuple):
 
 
 def set_apart(rows: Sequence[Row]) -> None:
-    """Set `other_torch` of the rows whose torch, or its path of MKL, is not the one of most
-    losses."""
+    """Set `other_torch` of all rows: words for a row whose torch, or whose path of MKL, is not that
+    of most losses; "" for the others."""
     measured = [row for row in rows if row.torch and row.is_measured]
     # Rows that were asked for under a condition, such as "fast_rnnt@k2", do not vote.
     voters = [row for row in measured if row.loss == row.name] or measured
     votes = Counter(map(UsedTorch.of, voters))
-    # of equal counts the newest torch wins
+    # If several have the most votes, the newest torch wins.
     usual = max(
         votes,
         key=lambda torch: (votes[torch], version_numbers(torch.version), torch),
@@ -371,8 +371,8 @@ def set_apart(rows: Sequence[Row]) -> None:
         parts = []
         if torch.version and torch.version != usual.version:
             parts.append(f"under torch {torch.version}")
-        # MKL on its path for Intel multiplies as fast as the processor can; torch's own products
-        # are those of MKL as it is.
+        # MKL on its path for Intel multiplies as fast as the processor can.  "torch's own products"
+        # are those of MKL on its usual path.
         if torch.version and torch.mkl_as_intel and not usual.mkl_as_intel:
             parts.append("with torch's products at the processor's rate")
         if torch.version and usual.mkl_as_intel and not torch.mkl_as_intel:

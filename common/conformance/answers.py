@@ -163,7 +163,7 @@ class Examination:
         )
 
     def right_losses(self) -> torch.Tensor:
-        """Return the oracle's losses of the utterances, (N,) float64."""
+        """Return the oracle's losses of the first step's utterances, (N,) float64."""
         adapter, model, steps = self.ready()
         factors = questions.factors_of(self.question)
         right = judge.Right(adapter, model, self.scope, steps, factors)

@@ -165,8 +165,8 @@ def short(name: str) -> str:
 
 
 def tables(matrix: Matrix) -> list[Table]:
-    """Return a table for each kind of loss; no table of a kind if all its losses are as asked in
-    every case."""
+    """Return a table for each kind of loss, without kinds whose losses have no odd case, see
+    `_odd_cases`."""
     by_kind = text.gathered((row.kind, row) for row in matrix.judged)
     ordered = dict.fromkeys([*KINDS, *by_kind])
     every = [_table(kind, by_kind[kind], matrix.cases) for kind in ordered if kind in by_kind]
@@ -203,7 +203,8 @@ def _cell(outcome: Outcome) -> Cell:
 
 
 def _odd_cases(row: Row, cases: Sequence[Question]) -> list[Question]:
-    """Return the cases in which a loss is not as asked, or leaves NaN in the gradient."""
+    """Return the cases that a loss does not pass, or passes with NaN in the gradient. Cases that
+    are not asked of the loss are left out."""
     odd = []
     for case in cases:
         outcome = outcome_of(row, case)

@@ -132,7 +132,7 @@ def verdict(low: float | None, high: float | None, tolerance: float = 0.0) -> st
     "faster", "slower": the whole interval is beyond the tolerance.  "same": the whole is within it.
     "unclear": neither holds, or there is no interval.
 
-    tolerance: 0.02 is 2% up, or down by the same factor."""
+    tolerance: with 0.02 the ratios from 1 / 1.02 to 1.02 are within the tolerance."""
     if low is None or high is None:
         return "unclear"
     if high < 1 / (1 + tolerance):

@@ -126,14 +126,14 @@ def max_frames(utterances: np.ndarray, max_frames: int, padded: bool = False) ->
     Utterances of one length keep their file order.  A batch is filled up to `max_frames`; an
     utterance with more frames is a batch of its own.
 
-    utterances: (utterances, 2), columns T and U; padded: whether the frames of a batch are N max(T)
-    and not the sum of T."""
+    utterances: (utterances, 2), columns T and U; padded: whether padding counts, so that a batch of
+    N utterances has N max(T) frames; else it has the sum of T."""
     T, U = np.asarray(utterances).astype(np.int64).T
     order = np.lexsort((-U, -T))
     T = T[order]
     starts = np.arange(len(T))
-    # ends[i]: where a batch ends that starts at utterance i
-    if padded:  # T[i] is the longest of that batch
+    # A batch that starts at utterance i of the order ends before utterance ends[i].
+    if padded:  # T[i] is the largest T of that batch
         ends = np.minimum(starts + max_frames // T, len(T))
     else:
         total = np.cumsum(T)
@@ -178,8 +178,8 @@ def select(batches: Batches, mode: str, count: int, seed: int, round_number: int
 def heaviest(batches: Batches, indices: Sequence[int] | None = None) -> list[int]:
     """Return the one or two batches that need the most memory.
 
-    The first has the most padded cells, the second the most useful cells, of which packed losses
-    make logits.
+    The first has the most cells, padding included.  The second has the most cells without padding,
+    which are all that packed losses make logits for.  If both are the same batch, return it once.
 
     indices: the batches to choose from; None for all."""
     candidates = range(len(batches)) if indices is None else indices
@@ -268,17 +268,18 @@ def warnings(batches: Batches, chosen: Sequence[int], settings: Settings) -> lis
 def selected(batches: Batches, settings: Settings, round_number: int | None = None) -> list[int]:
     """Return the indices of the batches that a round of a run measures.
 
-    round_number: from 1; None for the batches of all rounds, each once."""
+    round_number: counts from 1; None: return the batches of all rounds, each once."""
     rounds: Iterable[int] = range(1, settings.rounds + 1)
     if not settings.own_batches:
-        rounds = [1]  # all rounds have the same
+        rounds = [1]  # all rounds have the same batches
     elif round_number is not None:
         rounds = [round_number]
-    indices: dict[int, None] = {}
-    for number in rounds:
-        chosen = select(batches, settings.batches, settings.num_batches, settings.seed, number)
-        indices.update(dict.fromkeys(chosen))
-    return list(indices)
+    indices = [
+        index
+        for number in rounds
+        for index in select(batches, settings.batches, settings.num_batches, settings.seed, number)
+    ]
+    return list(dict.fromkeys(indices))
 
 
 def vary(

@@ -183,7 +183,8 @@ class Modules:
         self._note()
 
     def _leave(self, module: torch.nn.Module) -> None:
-        """End the call of a module, and the calls within it that an exception left."""
+        """End the call of a module.  Calls within it that an exception ended are still on the
+        stack: end these too."""
         path = self._paths[id(module)]
         while self._stack:
             if self._stack.pop().path == path:

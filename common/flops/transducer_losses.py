@@ -75,8 +75,9 @@ def _torchaudio(call: Call) -> int:
 def _optimized_transducer(call: Call) -> int:
     """Count all but the denominators, which torch's logsumexp computes.
 
-    With one symbol a frame, the lattice has T - U frames.  The gradient of given log-probabilities
-    takes 1 for each cell, 1 for each logit, 3 for each arc, and 2 for the last blank."""
+    With one_sym_per_frame a target takes a frame, as a blank does, so the lattice is as large as a
+    regular one of T - U frames.  With from_log_softmax the arguments are log-probabilities; their
+    gradient takes 1 for each cell, 1 for each logit, 3 for each arc, and 2 for the last blank."""
     V = call["logits"].shape[-1]
     from_log_probs = call["from_log_softmax"]
     lengths = _lengths(call["logit_lengths"], call["target_lengths"])

@@ -143,8 +143,8 @@ class Rounds:
             progress.say("; ".join(filter(None, [f"{title}: {self.standing()}", progress.left()])))
 
     def carry_out(self, job: Job) -> None:
-        """Run a job, and take in its times.  A loss that is found wrong ends rows of the same code,
-        too."""
+        """Run a job, and take in its times.  If it finds its loss wrong, end the other rows that
+        run the same code."""
         end, lines = self.session.carry_out(job)
         reason = end.reason or ""
         if end.status == "ok":

@@ -156,7 +156,10 @@ class Errors:
             self.note_sums(name, errors=error.sum(-1), scales=right.abs().sum(-1))
 
     def note_cells(self, part: Part) -> None:
-        """Note the gradient of the logits of some frames, which come in their order."""
+        """Note the gradient of the logits of some frames.  The parts of a batch must come in the
+        order of its utterances and frames.
+
+        A part without a gradient is noted in `leaves` alone."""
         error = self.leaves["given"].add(part.computed, part.right, part.describe)
         if part.computed is None:
             return

@@ -163,8 +163,10 @@ class Right:
                         into.note_leaf(leaf_name(name, number), computed, right)
 
     def _compare_cells(self, cells: Cells, n: int, lattice: Lattice, into: Errors | Sketch) -> None:
-        """Note the gradients of the logits of an utterance.  In scope "step" add the right ones to
-        the gradients of the leaves instead."""
+        """Note in `into` the gradients of the logits of utterance `n`, with the right ones.
+
+        In scope "step" note nothing: run backward from the right gradients of the logits.  This
+        adds to the right gradients of the leaves."""
         device = cells.batch.targets.device
         # A column of zeros is added for the cells of a pruned range beyond the last target.
         by_u = torch.nn.functional.pad(lattice.derivatives, (0, 0, 0, 1)).to(device)
@@ -252,8 +254,8 @@ class Answer:
         return max(error if math.isfinite(error) else math.inf for error in errors)
 
     def float32_error(self, topology: Topology) -> float:
-        """Return the largest error of a derivative that is summed in float32, over the largest
-        derivative."""
+        """Return the largest error of a derivative whose sums along paths are in float32, divided
+        by the largest derivative."""
         error = most = 0.0
         for lattice in self.lattices:
             _, derivatives = oracle.of_parts(lattice.parts, topology, np.float32)

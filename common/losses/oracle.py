@@ -169,9 +169,10 @@ def arc_losses(
     Cells outside an utterance's (T, U+1) get zero gradient.
 
     Args:
-        log_probs: (N, T, U+1, V), taken as they are, normalised or not.
+        log_probs: (N, T, U+1, V); they are not normalised here.
         targets: (N, U) integers.
-        topology: one whose parts are blank and the next target alone.
+        shapes: (T, U) of each utterance, without its padding.
+        topology: a cell of it must have two parts only: blank and the next target.
     """
     following = next_targets(targets.cpu(), *log_probs.shape[1:3])
     parts = chosen(log_probs.cpu(), following, blank).double()

@@ -259,8 +259,8 @@ def answer(
         factors: that multiply the losses; () for those of the question.
         run: runs steps with their factors, and returns their losses.
     """
-    steps = partial(ready, adapter, question, device, scope, run)
-    return ask(steps, scope, factors or factors_of(question), run)
+    make_steps = partial(ready, adapter, question, device, scope, run)
+    return ask(make_steps, scope, factors or factors_of(question), run)
 
 
 def ready(

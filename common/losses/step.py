@@ -269,13 +269,14 @@ def remembered(
     tensors: Tensors,
     compute: Callable[[], dict[str, list[float]]],
 ) -> dict[str, list[float]]:
-    """Return the numbers that `compute` makes: from a file, if another job has left them there.
-    Else compute them, and leave them there.
+    """Return the numbers that `compute` makes.  If another job has written them to a file in
+    `folder`, read them from this file.  Else compute them, and write the file.
 
     Args:
-        folder: where the jobs of a run leave such files; None: compute them.
-        question: what is computed, as its repr tells it.
-        tensors: what it is computed from, by name.
+        folder: has the files that jobs of a run share; None: compute, and write no file.
+        question: what is computed, in any type: questions differ if their repr differs.
+        tensors: by name, the tensors that the numbers are computed from.  A file is only for
+            tensors with the same bits, dtypes and shapes.
     """
     if folder is None:
         return compute()
@@ -287,6 +288,7 @@ def remembered(
     with suppress(OSError, ValueError):
         return dict(json.loads(path.read_text(encoding="utf-8")))
     numbers = compute()
-    with suppress(UserError):  # with a full disk each job computes them
+    # If the disk is full, each job computes the numbers.  Nobody sees the error: no advice.
+    with suppress(UserError):
         write_whole("", (path, json.dumps(numbers)))
     return numbers

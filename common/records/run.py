@@ -241,11 +241,14 @@ def resumable(runs: Sequence[EarlierRun[Head]], here: schema.Record) -> list[Ear
 
 
 def _change(head: schema.FirstLine, now: schema.FirstLine) -> str:
-    """Return in words how machine or code differ from where a run began; "" where they do not."""
+    """Return in words how the machine or the code has changed since a run began; "" for no change.
+
+    head: the first line of the run; now: the line that a run would begin with now."""
     for key in head.machine.__struct_fields__:
         before = getattr(head.machine, key)
         after = getattr(now.machine, key)
-        # Another kernel may count the memory differently.  The command's Python measures nothing.
+        # memory_bytes: another kernel may count the memory differently.  python: the command's own,
+        # which measures nothing.
         if before not in (None, after) and key not in ("memory_bytes", "python"):
             return f"the run began on another machine: {key} {before}, here {after}"
     if head.git_revision != now.git_revision:

@@ -156,7 +156,7 @@ def version_numbers(version: str) -> tuple[int, ...]:
 
 
 def other(environment: str) -> Path | None:
-    """Return the Python of an environment; None if that is missing or runs this process."""
+    """Return the Python of an environment; None if there is none, or if it runs this process."""
     managed = environments.interpreter(environment)
     if managed is None or Path(sys.prefix).resolve() == managed.parent.parent.resolve():
         return None

@@ -53,7 +53,7 @@ def over_fastest(rows: Rows) -> Figure | None:
     two losses can be compared."""
     kinds = verdict.ranked_kinds(rows)
     standings = [row.against_fastest for row in rows if row.against_fastest]
-    # Where no row of the kinds that a verdict chooses from is ranked, those of other kinds stay.
+    # Keep the kinds that a verdict chooses from; if no row of these is ranked, keep all kinds.
     standings = [item for item in standings if item.row.kind in kinds] or standings
     if not standings:
         return None
@@ -164,7 +164,8 @@ def _headed(name: str, value: str) -> str:
 
 
 def _segment(x: tuple[float, float], y: tuple[float, float], opacity: float, **line: Any) -> Plotly:
-    """Return a line behind the data between two points. line: plotly's width and dash."""
+    """Return a line from (x[0], y[0]) to (x[1], y[1]), behind the data. line: plotly's width and
+    dash."""
     ends = {"x0": x[0], "x1": x[1], "y0": y[0], "y1": y[1]}
     look = {"opacity": opacity, "line": {"color": style.INK, **line}}
     return {"type": "line", "layer": "below", **ends, **look}

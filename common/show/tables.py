@@ -76,8 +76,10 @@ def exported(log: logs.Log, tool_rows: Sequence[Values], format: str) -> str:
 
 
 def table(columns: str, title: str, rows: Rows, name: str = "results") -> Table:
-    """Return a table of rows: the settings that were swept, then the metrics of `columns`, which is
-    the name of a table in analysis/metrics.py. name, title: of the new table."""
+    """Return a table of rows: the settings that were swept, then metrics.
+
+    columns: the name of a table in analysis/metrics.py, which has the metrics; name, title: of the
+    new table."""
     shown = metrics.columns(columns, rows)
     keys = rows[0].header.values if rows else ()
     heads = [

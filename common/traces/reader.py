@@ -268,8 +268,10 @@ def _events_of_any_layout(unread: _Text) -> Iterator[Sequence[Event]]:
 
 
 def _decoded(block: str, position: int) -> Sequence[Event]:
-    """Return the events of a text that has commas between them.  position: where the text begins in
-    the file, for the message of Broken."""
+    """Return the events in a block.  Raises Broken.
+
+    block: events as JSON, with commas between them; position: where the block begins in the file,
+    for the message of Broken."""
     try:
         return _DECODER.decode(f"[{block}]")
     except (msgspec.DecodeError, RecursionError):

@@ -298,8 +298,9 @@ def check_small(context) -> Checked:
 
 
 def approximation_gap(context) -> float | None:
-    """Return the median relative gap of a pruned loss to the exact loss, over some utterances of the
-    measured batches; None if their exact losses are almost 0.
+    """Return the median of `gap_of`, a pruned loss's relative gap to the exact loss, over at most
+    GAP_UTTERANCES utterances of the measured batches, all with targets.  Return None if `gap_of`
+    does for each of them.
 
     It is computed in float64, so that it is the gap of the method and not of the dtype.
     """

@@ -146,11 +146,14 @@ class OfScope:
         )
 
     def end(self) -> Stop:
-        """Keep what is judged of the last sample, drop its step, and return the ``stop`` record."""
+        """Keep digests of the inputs of the last sample and the sketch of its gradients; return the
+        ``stop`` record.
+
+        The step of the last sample is dropped, so that its memory is in no level."""
         if self.latest and self.taken:
             batch, step = self.latest
             self.taken[batch].keep(self.context, self.scope, step)
-            del step
+            del step  # else `leaked_bytes` would count its memory
         self.latest = None
         return Stop(scope=self.scope, round=self.context.round, leaked_bytes=self.leaked_bytes())
 

@@ -192,12 +192,13 @@ def progress(config: Buckets, kept: Kept, loss: str) -> Progress:
 
 
 def searched(config: Buckets, kept: Kept, loss: str) -> dict[int, Outcome]:
-    """Return number of a bucket -> how its search ended or how far it is, the longest bucket first.
+    """Return number of a bucket -> the outcome of its search so far, the longest bucket first.
 
-    The first size to try has about as many padded frames as the largest batch of the next longer
-    bucket, if that is known.  Then the second size differs little from the first."""
+    The search begins at the size that gives about as many padded frames as the largest batch of the
+    next longer bucket, and its first change of size is small.  If that batch is not known, the
+    search begins at 1 and doubles the size."""
     outcomes = {}
-    padded_frames = 0  # of the largest batch of the next longer bucket; 0 where that is not known
+    padded_frames = 0  # of the largest batch of the next longer bucket; 0 if none is known
     for number in range(len(config.buckets), 0, -1):
         bucket = config.buckets[number - 1]
         search = Search(

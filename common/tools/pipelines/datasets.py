@@ -134,9 +134,11 @@ class _PlainUnpickler(pickle.Unpickler):
     """Makes arrays of numpy and tensors of torch, and refuses to call anything else."""
 
     def find_class(self, module: str, name: str) -> Any:
+        """Return a function or class of _MAKERS, or a safe substitute for torch's own function.
+        Raises pickle.UnpicklingError for others."""
         if (module, name) == ("torch.storage", "_load_from_bytes"):
             return _load_storage
-        module = module.replace("numpy._core.", "numpy.core.")  # numpy 2 takes the old name too
+        module = module.replace("numpy._core.", "numpy.core.")  # valid in numpy 2 too
         if (module, name) not in _MAKERS:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which is no plain data")
         return super().find_class(module, name)

@@ -137,7 +137,9 @@ class Call:
         return self.model(self.inputs)
 
     def run(self, after_forward: Callable[[], None] = lambda: None) -> None:
-        """Make one call, as a step that instruments.clock times."""
+        """Make one call, then call `after_forward`.  There is no backward.
+
+        With this method a Call is a Step, which the module clock can time."""
         self.outputs()
         after_forward()
 

@@ -367,7 +367,7 @@ def answer(kept: Kept) -> Answer:
         peak = f", peak {text.number(step.peak_mb)} MB" if step.peak_mb else ""
         operations = f"{text.quantity(step.macs, 'MACs')}, {text.quantity(step.flops, 'FLOPs')}"
         result.total.append(f"{size}: a step: {text.number(step.ms)} ms, {operations}{peak}")
-        on_cpu = step.device_ms is None  # where `ms` are those of the host
+        on_cpu = step.device_ms is None  # then `ms` is the host's time, and "host_ms" says the same
         shown = [number for number in NUMBERS if not (on_cpu and number.key == "host_ms")]
         table = []
         for part in parts:
