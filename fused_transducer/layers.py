@@ -154,5 +154,5 @@ def _warn_of_hooks(kind: str) -> None:
     """Warn, once for each kind of output layer, that its hooks see no cells."""
     warnings.warn(
         f"fused_transducer: the loss never calls the output layer ({kind}), so its hooks see no cells",
-        stacklevel=5,
+        stacklevel=6,
     )

@@ -443,8 +443,10 @@ def test_hooks_that_only_look_see_no_cells():
     with pytest.warns(UserWarning, match="hooks") as given:
         assert [module(*inputs) for _ in range(2)] == [expected] * 2
     assert len(given) == 1 and shapes[:4] == [[(0, 12)]] * 2 + [[(0, 12), (0, 11)]] * 2
-    with torch.inference_mode():
-        assert module(*inputs) == expected
+    layers._warn_of_hooks.cache_clear()
+    with torch.inference_mode(), pytest.warns(UserWarning, match="hooks") as given:
+        assert transducer_loss(*inputs[:2], None, None, *inputs[2:], output=module.output_linear) == expected
+    assert given[0].filename == __file__
 
 
 def test_a_hook_that_makes_the_weight_is_called():
