@@ -170,6 +170,9 @@ def test_memory(ratio, exact, verdict):
 
     (change,) = comparison.compare([comparison.Pair(side(100.0), side(100 * ratio))], ["step"])
     assert change.memory["step"].verdict == verdict
+    (change,) = comparison.compare([comparison.Pair(side(0.0), side(0.0))], ["step"])
+    step = change.memory["step"]
+    assert (step.verdict, step.counter) == ("unclear", "torch_allocated_bytes" if exact else "process_bytes")
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from rnnt_bench.core.errors import UserError
 from rnnt_bench.data import generation, shapes
 from rnnt_bench.system import memory
 from rnnt_bench.tools.kept import read
-from rnnt_bench.tools.largest import buckets, losses
+from rnnt_bench.tools.largest import buckets, losses, model
 from rnnt_bench.tools.largest.command import TRAINED, VARIABLES
 
 from canned import Canned, stop
@@ -451,3 +452,9 @@ def test_buckets_are_those_of_a_manifest_too(tmp_path, capsys):
     assert 5 < row["U"] <= max(len(text) for _, text in SECONDS_AND_TEXT) and row["N"] == len(SECONDS_AND_TEXT)
     words = ["--model", f"{tmp_path}/model.py:Model", "--device", "cpu", "--memory-limit", "1GiB", *flags]
     assert called(Canned(), *words) == 2 and "--bpe-model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("outputs", [{"logits": torch.zeros(1, 2, 2, 3)}, torch.zeros(1, 2, 3), ("text",)])
+def test_what_is_neither_a_loss_nor_logits_is_told(outputs):
+    with pytest.raises(TypeError, match=r"define step\(model, batch\)"):
+        model.loss_of(lambda *_: outputs, (1,))

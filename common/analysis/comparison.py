@@ -340,13 +340,14 @@ def _memory_change(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
     # Peaks are compared by their MB, the first field.
     before = max(before_peaks[batch] for batch in batches)
     after = max(after_peaks[batch] for batch in batches)
+    counter = f"{after.counter}_bytes"
     if not before.mb or not after.mb:
         return MemoryChange(
             "unclear",
             "a peak of 0",
             baseline_mb=before.mb,
             new_mb=after.mb,
-            counter=after.counter,
+            counter=counter,
             batches=len(batches),
         )
     ratio = after.mb / before.mb
@@ -360,7 +361,6 @@ def _memory_change(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
     reason = f"{abs(ratio - 1):.1%} {verdict} memory"
     if verdict == "same":
         reason = f"the ratio, {ratio:.3f}, is within {standing.percent(tolerance)}"
-    counter = f"{after.counter}_bytes"
     return MemoryChange(
         verdict, f"{reason} ({source})", ratio, before.mb, after.mb, counter, len(batches)
     )

@@ -123,9 +123,10 @@ def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
     result = outputs.get("loss") if is_mapping else getattr(outputs, "loss", None)
     if result is None:
         result = outputs[0] if isinstance(outputs, (tuple, list)) else outputs
-    if result.dim() < 3:
+    is_tensor = isinstance(result, torch.Tensor)
+    if is_tensor and result.dim() < 3:
         return result.sum()
-    if result.dim() != 4:
+    if not is_tensor or result.dim() != 4:
         raise TypeError(
             "the model returns no loss and no logits (N, T, U+1, V): define step(model, batch)"
         )
