@@ -139,8 +139,8 @@ def log_probabilities(call: Call, backend: str) -> Tensor:
 
 
 def _gradients(call: Call, wanted: List[bool]) -> List[Tensor]:
-    """Return zeros for the gradients of encoder_out, decoder_out, weight and bias that are wanted,
-    in the dtype of sums, and an empty tensor for each of the others."""
+    """Return a tensor for each of the gradients of encoder_out, decoder_out, weight and bias, in
+    the dtype of sums: zeros if the gradient is wanted, else an empty tensor."""
     shapes = (*(x.shape for x in (call.encoder_out, call.decoder_out, call.weight)), (call.V,))
     dtype = accumulated(call.encoder_out.dtype)
     return [
@@ -213,6 +213,7 @@ def _backward_of(compute: Callable[..., Tuple[Tensor, ...]]) -> Callable[..., An
 
 
 def _no_second_derivative(ctx, *_):
+    """Raise RuntimeError: this is the backward of `gradients`."""
     raise RuntimeError(
         "fused_transducer has no second derivative: call backward without create_graph=True"
     )

@@ -478,8 +478,11 @@ _NAMES: Dict[str, Callable[[Any], bool]] = {
 
 
 def _is_swish(layer: nn.Module) -> bool:
-    """Return whether a layer is x * sigmoid(x), by its values: ESPnet, WeNet and SpeechBrain each
-    have a Swish of their own, and its beta means different things."""
+    """Return whether a layer is a Swish that computes x * sigmoid(x).
+
+    Its values tell this. ESPnet, WeNet and SpeechBrain each have a class Swish, and `beta` does not
+    mean the same in all of them.
+    """
     x = torch.linspace(-3, 3, 7)
     return type(layer).__name__ == "Swish" and torch.allclose(layer(x), nn.functional.silu(x))
 

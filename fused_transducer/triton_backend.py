@@ -427,8 +427,9 @@ def backward(
     kept: Tensor,
     gradients: Sequence[Optional[Tensor]],
 ) -> None:
-    """Add the gradients that are wanted to `gradients`, as `plain.backward` does; arcs is what
-    forward wrote."""
+    """Add the gradients that are wanted to `gradients`. Arguments as in `plain.backward`, but arcs
+    has the rows that `forward` of this backend wrote; kept is not used.
+    """
     # The gradient of `losses.sum()` is one number that is expanded to (M,): it is not contiguous.
     with _on_its_device(call.device):
         _backward(call, grad_losses.contiguous(), arcs, gradients)

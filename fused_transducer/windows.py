@@ -107,8 +107,11 @@ def band_of(window: Tensor, T_lengths: Tensor, U_lengths: Tensor, T: int) -> Ten
 
 
 def states_of_frames(band: Tensor, T: int) -> Tensor:
-    """Return the range of states at each frame, (N, T, 2): the first, and the one behind the
-    last."""
+    """Return the states in the band at each frame, (N, T, 2): the number of the first, and that of
+    the last plus 1. Both are 0 in an utterance that has no path.
+
+    band: as `band_of` returns it
+    """
     t = torch.arange(T, device=band.device).expand(len(band), -1).contiguous()
     begin, end = (x.contiguous() for x in band.unbind(-1))
     return torch.stack([torch.searchsorted(end, t), torch.searchsorted(begin, t, right=True)], -1)

@@ -103,8 +103,8 @@ def _about_limits(row: Row) -> Iterator[Doubt]:
 
 
 def _about_errors(row: Row) -> Iterator[Doubt]:
-    """Yield the doubts that the correctness pass leaves: errors that tell of low precision, and
-    inputs that a loss gets wrong."""
+    """Yield the doubts that the correctness pass raises: low precision, repeats that differ, NaN
+    from the padding, utterances that are too short, and an approximate loss."""
     checked = row.checked
     at_size = checked.at_size
     if row.imprecise:

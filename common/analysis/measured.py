@@ -135,13 +135,13 @@ def _status_of_jobs(jobs: Jobs, header: schema.Header) -> tuple[str, str]:
 
 
 def _absent_passes(header: schema.Header, done: Mapping[str, int]) -> dict[str, str]:
-    """Return the passes with fewer jobs than planned, and what is missing of each, as {"timing": "2
-    of 5 timing rounds"}.
+    """Return {name: what is missing} of the passes with fewer jobs than planned, such as {"timing":
+    "2 of 5 timing rounds", "memory": "memory"}: of a pass with one job its name.
 
     done: pass -> number of its jobs that ended
     """
     rounds = settings.rounds_of(header.kind, header.settings.rounds or 1)
-    if header.settings.budget:
+    if header.settings.budget:  # --budget may end the timing after this many rounds
         rounds = min(rounds, settings.FEWEST_IN_BUDGET)
     absent = {}
     for name in header.settings.passes or ():

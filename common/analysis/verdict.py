@@ -323,8 +323,12 @@ def _listed(items: Sequence[str], last: str) -> str:
 
 
 def against_next(pick: Pick, measure: Measure) -> Sentence:
-    """Return the value of the best row and how far the next is: "25.0 ms a step; next is b at 1.67x
-    the time"."""
+    """Return the value of the best row, and by which factor the next row is behind: "25.0 ms a
+    step; next is b at 1.67x the time". If the best row has rivals, the sentence says that the next
+    is too close to tell.
+
+    measure: what is compared, such as PEAK
+    """
     best = linked(pick.row, measure)
     if pick.next is None:
         return [best, "; the only one measured"]

@@ -354,8 +354,8 @@ class Ending:
 
 @contextmanager
 def measuring() -> Iterator[Ending]:
-    """Yield an Ending, which is filled in when the block has ended.  Ctrl-C and UserError end the
-    block, and are not raised."""
+    """Yield an Ending, which tells how the block ended as soon as it has.  Ctrl-C and UserError end
+    the block, and are not raised."""
     ended = Ending()
     try:
         yield ended
@@ -412,11 +412,13 @@ def finish(
 
 
 def _write_details(arguments: Namespace, details: str) -> str:
-    """Write the whole table to --log-dir; return the line that says so, or why it could not be
-    written."""
+    """Write the whole table to --log-dir; return a line that names the file, "" with --quiet.
+
+    If the table cannot be written, return a warning, also with --quiet."""
     path = arguments.log_dir / DETAILS
+    advice = f"{command('summarize')} --details has it"
     try:
-        write_whole(f"{command('summarize')} --details has it", (path, details))
+        write_whole(advice, (path, details))
     except UserError as error:
         return f"warning: {error}"
     return "" if arguments.quiet else f"stages, options, limits, notes: {path}"

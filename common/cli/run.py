@@ -57,12 +57,13 @@ class Script:
     @property
     def implementation(self) -> implementations.Implementation:
         """Return the script's row in the table of implementations; add a row if the script has
-        none.  Raises UserError."""
+        none.
+
+        Raises UserError for a file that is no script of a loss, see implementations.of_file."""
         return implementations.of_file(self.file)
 
     def parser(self) -> Parser:
-        """Return the parser of the script.  Raises UserError for a file that has no
-        implementation."""
+        """Return the parser of the script's flags.  Raises UserError as `implementation` does."""
         epilog = (
             f"docs/reading.md tells how to read the table; {command('summarize')} prints it again."
         )

@@ -59,10 +59,10 @@ def of_one_symbol(exam: Examination) -> Outcome:
 
 
 def many_targets(exam: Examination) -> Outcome:
-    """Judge an utterance of many targets.
+    """Judge an utterance with many targets and few frames.
 
-    It has few frames.  It has more frames than targets instead for a loss that takes at most one
-    target a frame, and for one that refuses the few frames."""
+    If the loss takes at most one target a frame, or refuses that utterance, judge one with more
+    frames than targets."""
     if exam.adapter.topology not in ONE_SYMBOL:
         with suppress(Refused):
             return agrees(exam)
@@ -272,10 +272,10 @@ def deterministic(exam: Examination) -> Outcome:
 
 
 def without_gradient(exam: Examination) -> Outcome:
-    """Judge the loss alone, where no gradient can be asked for: it must not require one.
+    """Judge the loss without a gradient.  The loss must not require one, either.
 
-    If the question is "no-gradient", the inputs require no gradient, while torch may record them.
-    Else the inputs require a gradient, and the loss runs under torch.no_grad."""
+    For the question "no-gradient" the inputs require no gradient, and torch's gradients are on.
+    For the other question the inputs require gradients, and the loss runs under torch.no_grad."""
     is_detached = exam.question.name == "no-gradient"
     requires_grad = []
 

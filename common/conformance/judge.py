@@ -107,7 +107,7 @@ def fields_of(adapter: Any, device: Any) -> dict[str, str | None]:
 
 
 def run(job: JobSpec) -> Iterator[Measured]:
-    """Yield the record of an implementation, which holds its Row.
+    """Yield one record: the Row of an implementation, with the outcomes of the cases.
 
     The request of the job has the name, kind, script and variant of the implementation, the names
     of the `cases`, and the `timeout` of a case in seconds.
@@ -118,7 +118,7 @@ def run(job: JobSpec) -> Iterator[Measured]:
     together = [name for name in request["cases"] if not BY_NAME[name].alone]
     alone = [[name] for name in request["cases"] if BY_NAME[name].alone]
     try:
-        if device == "cpu":
+        if device == "cpu":  # the forks then have the package; on CUDA each fork loads it
             loaded()
         for names in (together, *alone):
             # A fork that ends early leaves cases waiting, for the next fork.

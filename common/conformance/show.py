@@ -395,7 +395,10 @@ def page(matrix: Matrix, earlier: Mapping[str, Corners]) -> str:
 
 
 def _of_earlier(earlier: Mapping[str, Corners]) -> list[str]:
-    """Return a line for each loss: its version, the day, and its cases by result."""
+    """Return a line for each loss: its version, the day, and the titles of its cases behind the
+    symbol of each result of FINDINGS, or "none".
+
+    earlier: name of a loss -> its corners."""
     lines = []
     for name, entry in earlier.items():
         results = []

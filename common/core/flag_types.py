@@ -176,8 +176,8 @@ def dtype(text: str) -> str:
 def key_value(form: str, empty: bool = False) -> Callable[[str], tuple[str, str]]:
     """Return a parser of "KEY=VALUE", which returns (KEY, VALUE).
 
-    form: how the message of an error writes them, such as "NAME=FILE"; empty: whether VALUE may be
-    empty."""
+    form: what the message of an error writes for "KEY=VALUE", such as "NAME=FILE"; empty: whether
+    VALUE may be empty."""
 
     def parse(text: str) -> tuple[str, str]:
         key, equals, value = (part.strip() for part in text.partition("="))

@@ -88,10 +88,10 @@ def finite(value: float) -> float:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the line of an error's message that says what is wrong.
+    """Return the line of an error's message that says what is wrong; "no message" if it is empty.
 
-    That is the first line, with the second if the first ends with ":".  An error in TorchScript has
-    its own traceback in the message, so there it is the last line."""
+    That is the first line, joined with the second if the first ends with ":".  The message of an
+    error in TorchScript holds a traceback: then the last line says what is wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     if any(line.startswith("Traceback of TorchScript") for line in lines):
         return clipped(lines[-1].removeprefix("RuntimeError: "))
@@ -100,9 +100,10 @@ def first_line(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the type and the line of an error that says what is wrong: "OSError: disk full".
+    """Return the type of an error, and the line of its message that says what is wrong: "OSError:
+    disk full".  Without a message it is the type alone.
 
-    The type of a ValueError is left out: its message is mostly a sentence to the caller."""
+    The type of a plain ValueError is left out: its message is mostly a whole sentence."""
     name = type(error).__name__
     if not str(error).strip():
         return name

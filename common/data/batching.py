@@ -86,7 +86,8 @@ class Batches:
         return {key: int(value) for key, value in numbers.items()}
 
     def all_cells(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of useful and of padded cells of every batch, both int64 (batches,)."""
+        """Return (useful cells, padded cells) of every batch, both int64 (batches,): the number of
+        cells without padding, and with it."""
         T, U = self.utterances.astype(np.int64).T
         starts = self._bounds[:-1]
         useful = np.add.reduceat(T * (U + 1), starts)

@@ -161,11 +161,13 @@ class Reader:
     features: Spans = field(default_factory=dict)
 
     def entries(self, recordings: Path | None, features: Path | None) -> Iterator[tuple[int, str]]:
-        """Return (number, JSON text) of all entries, numbered from 1, and set the attributes.
+        """Return an iterator over (number, JSON text) of all entries, numbered from 1.  Set `cuts`,
+        `recordings` and `features`.
 
-        Raises UserError for a manifest of anything but cuts or supervisions.
+        Raises UserError for an empty manifest, and for one of anything but cuts or supervisions.
 
-        recordings, features: manifests, of which supervisions need one or both, and cuts none."""
+        recordings, features: paths of further manifests.  Supervisions need at least one of the
+        two; with cuts neither is allowed."""
         entries = lines(self.path)
         first = next(entries, None)
         if first is None:

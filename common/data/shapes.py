@@ -242,7 +242,8 @@ def uniform64(seed: int, count: int) -> np.ndarray:
 def uniform(count: int, *key: int) -> np.ndarray:
     """Return random float32 numbers in [0, 1), multiples of 2^-24: (count,).
 
-    key: the seed; its first number is ENCODER or another below, so that no two inputs are alike."""
+    key: the seed.  Its first number is ENCODER or another constant below, one for each kind of
+    input, so that no two kinds get the same numbers."""
     words = np.random.PCG64(np.random.SeedSequence(key)).random_raw((count + 1) // 2)
     halves = words.astype("<u8").view("<u4")[:count]  # 32 bits each
     return (halves >> 8).astype(np.float32) * np.float32(2**-24)
@@ -256,7 +257,7 @@ ALIGNMENT = 5
 def symbols(shape: tuple[int, int], vocab_size: int, *key: int) -> np.ndarray:
     """Return random symbols in [1, vocab_size), never the blank, which is 0: int32 of `shape`.
 
-    key: the seed, which begins with TARGETS or another of the numbers above."""
+    key: the seed.  Its first number is TARGETS or another of the constants above."""
     words = np.random.PCG64(np.random.SeedSequence(key)).random_raw(shape[0] * shape[1])
     numbers = 1 + (words >> np.uint64(33)) % np.uint64(vocab_size - 1)
     return numbers.astype(np.int32).reshape(shape)
@@ -308,19 +309,20 @@ def draw(seed: int = SEED) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _interpolate(
-    x: np.ndarray, points: np.ndarray, tables: np.ndarray, table: np.ndarray
+    x: np.ndarray, points: np.ndarray, tables: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """Interpolate linearly in one of several tables: at ``x[i]`` in the row ``table[i]``.
+    """Return the values (count,) at each ``x[i]`` of the table ``tables[rows[i]]``, interpolated
+    linearly.
 
-    np.interp is not used: a compiler may fuse its multiplication and addition, which rounds
-    otherwise on another machine.  Single operations of numpy round as IEEE 754 says.
+    np.interp is not used: a compiler may fuse its multiplication and addition, so that it rounds
+    differently on another machine.  Single operations of numpy round as IEEE 754 says.
 
     Args:
         x: (count,), where to interpolate.
-        points: (points,), ascending; the x of the tables' columns.
-        tables: (rows, points), the values.
-        table: (count,), rows of `tables`."""
+        points: (points,), ascending: the x of the columns of `tables`.
+        tables: (tables, points): each row is a table, the values at `points`.
+        rows: (count,), for each x the number of its table."""
     left = np.clip(np.searchsorted(points, x, side="right") - 1, 0, len(points) - 2)
     share = (x - points[left]) / (points[left + 1] - points[left])
-    low = tables[table, left]
-    return low + share * (tables[table, left + 1] - low)
+    low = tables[rows, left]
+    return low + share * (tables[rows, left + 1] - low)

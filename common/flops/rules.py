@@ -112,10 +112,11 @@ def name_of(operator: Any) -> str:
 
 
 def find(operator: Any) -> Rule:
-    """Return the rule of an operator, None where there is none.
+    """Return the rule of an operator; None if it has no rule.
 
-    The first of these is taken: a rule of its own; that of the operator out of place, `add` for
-    `add_`; a general one; a formula of torch's own counter, which counts products alone."""
+    The first of these is taken: the rule in RULES; for `add_` the rule of `add`; a rule that follows
+    from the schema, tags and name (`_general`); a formula of torch's own counter, which counts
+    products alone."""
     name = name_of(operator)
     out_of_place = name.removesuffix("_")
     rule = RULES.get(name) or RULES.get(out_of_place) or _general(operator, out_of_place)

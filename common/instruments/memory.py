@@ -235,8 +235,8 @@ class AddressSpace(Limit):
 class Device(Limit):
     """Limits the memory of a GPU to `text`: "8GB", "50%", or None for all that is free.
 
-    Raises UserError if the whole memory of the GPU is less.  If only its free memory is less, that
-    is the limit.
+    Raises UserError if the whole memory of the GPU is less than `text`.  If only its free memory is
+    less, the free memory is the limit.
     """
 
     def __init__(self, text: str | None, device: torch.device):

@@ -152,8 +152,11 @@ class Job(Runnable):
         return f"{self.implementation} {self.name}"
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
-        """Return variables of the allocator, by the pass and by --allocator; under FAST_MKL that of
-        the preloaded library, too."""
+        """Return the environment variables that the process needs: those of the allocator, by the
+        pass and by --allocator; under FAST_MKL also LD_PRELOAD, with the library before those that
+        the user preloads.
+
+        Raises NotRunnable if that library cannot be compiled."""
         variables: dict[str, str] = {}
         if self.pass_name == "memory":
             variables.update(MEMORY_VARIABLES)

@@ -185,7 +185,8 @@ class Adapter:
 
     @property
     def simulated(self) -> bool:
-        """Return whether this process runs the kernels in a simulator, where times mean nothing."""
+        """Return whether this process runs the kernels in the simulator, that is, has all variables
+        of `simulator`.  Times mean nothing then."""
         return bool(self.simulator) and self.simulator.items() <= os.environ.items()
 
     @property
@@ -310,8 +311,8 @@ def described(
 
 
 def signature(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a function by name; {} for a function in C that does not tell
-    them."""
+    """Return the parameters of a function by name; {} if they are unknown, as for a function in C
+    without a signature."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -68,7 +68,7 @@ class Leaf:
 
     @property
     def error(self) -> float:
-        """Return the largest error over the largest right magnitude."""
+        """Return the largest magnitude of an error, relative to that of the right gradient."""
         return self.worst / max(self.largest, rounding.TINY)
 
     @property

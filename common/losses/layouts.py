@@ -77,7 +77,8 @@ class Layout:
         return self.loss(leaves["given"], batch, prepared)
 
     def padding(self, shapes: Shapes) -> dict[str, list[Region]]:
-        """Return the regions of the padding in each leaf, by its name.  A region may be empty."""
+        """Return name of a leaf -> the regions of it that are padding: frames behind the T of an
+        utterance, and targets behind its U.  A region may be empty."""
         frames: list[Region] = []
         targets: list[Region] = []
         cells: list[Region] = []

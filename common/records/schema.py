@@ -698,8 +698,8 @@ class _Head(Struct):
 def decoded(line: bytes) -> Line | None:
     """Return the record on a line of a file; None for a kind that only newer versions know.
 
-    Raises ValueError, which says which field is wrong and why, and RecursionError for a line that
-    is nested too deeply.
+    Raises ValueError for a line that is not JSON, or that has a wrong field, which the message
+    names.  Raises RecursionError for a line that is nested too deeply.
     """
     try:
         record: Line = _DECODER.decode(line)
@@ -716,7 +716,7 @@ def decoded(line: bytes) -> Line | None:
 
 def typed(content: Any, kind: Any = Kind) -> Any:
     """Return the content of a JSON document as a value of the type `kind`, by default a record.
-    Raises ValueError, which says which field is wrong."""
+    Raises ValueError, whose message names the wrong field."""
     return msgspec.convert(content, kind)
 
 

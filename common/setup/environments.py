@@ -445,7 +445,8 @@ def _with_given_hashes(locked: str, requirements: str) -> str:
     locked: the text that uv wrote; requirements: the text of NAME.in."""
     pinned = re.findall(r"^(\S+==\S+) --hash=(\S+)", requirements, flags=re.MULTILINE)
     for package, digest in pinned:
-        # "k2==1.24 \", and on each line below it "    --hash=sha256:...", with " \" but on the last
+        # The line "k2==1.24 \", then a line for each hash, "    --hash=sha256:...".  All lines but
+        # the last end with " \".
         entry = re.compile(
             rf"^{re.escape(package)} \\\n((?: +--hash=\S+(?: \\)?\n)+)", flags=re.MULTILINE
         )

@@ -464,10 +464,11 @@ def _runtime_library(folder: Path) -> list[str]:
 
 
 def _fetch(package: str) -> Path:
-    """Return the path of a package's sdist, which is downloaded unless the cache has it.
+    """Return the path of a package's sdist in the cache; download the sdist if it is not there.
 
     pip downloads it, with the user's index, proxy and certificates.  pip also runs the setup.py of
-    the sdist.  That may refuse without torch or a GPU, so it gets _TORCH_WITH_A_GPU as its torch.
+    the sdist.  A setup.py may refuse to run without torch or a GPU, so it imports the sham torch of
+    _TORCH_WITH_A_GPU.
     Raises NotRunnable("missing")."""
     version, digest = pinned(package)
     target = CACHE / "sources" / f"{package}-{version}.tar.gz"

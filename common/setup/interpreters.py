@@ -36,9 +36,10 @@ def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool)
     """Return the Python that runs an implementation.
 
     Args:
-        in_place: whether it is the running Python, even if that lacks the package.
+        in_place: whether to choose the running Python, even if it lacks the package.  An installed
+            suite always does.
         prefer_here: whether the running Python, if it has the package, wins over the environment of
-            `make setup`; else it is chosen only if there is no such environment."""
+            `make setup`.  If False, it is chosen only if there is no such environment."""
     if implementation.condition == FAST_MKL:
         try:
             libraries.mkl_as_intel()
@@ -99,7 +100,7 @@ def _can_run(row: Implementation, python: Path | None, device: str) -> bool:
     """Tell whether there is a Python for a loss, with its package if the suite builds that.
 
     Such a package is compiled for the Python, unless it is compiled already."""
-    return python is not None and (not row.built or _has(row.package, python, device))
+    return python is not None and (not row.built or _compile(row.package, python, device))
 
 
 def _under_other_torch(python_of: Mapping[str, Choice], device: str) -> dict[str, Choice]:
@@ -131,10 +132,11 @@ def _under_other_torch(python_of: Mapping[str, Choice], device: str) -> dict[str
 
 
 @functools.cache
-def _has(package: str, python: Path, device: str) -> bool:
-    """Compile a source package for a Python and a device, unless it is installed or compiled.
+def _compile(package: str, python: Path, device: str) -> bool:
+    """Compile a source package for a Python and a device, unless it is installed or compiled
+    already.
 
-    Returns False if it cannot be compiled."""
+    Returns whether it is there then: False if it cannot be compiled."""
     command = [str(python), "-m", "rnnt_bench.setup.extensions", package]
     command += ["--device", device.partition(":")[0]]
     return bool(processes.output(command, stderr=None, cwd=ROOT))

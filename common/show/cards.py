@@ -56,10 +56,10 @@ def _fastest_lines(
     if products:
         lines.append(_line("torch's products", [products]))
     lines.append(_line("Memory", verdict.memory_answer(fastest.row, smallest)))
-    since = verdict.change_since(fastest.row, rows, fastest.scope)
-    if since:
-        day, change = since
-        lines.append(_line(day, [change]))
+    change = verdict.change_since(fastest.row, rows, fastest.scope)
+    if change:
+        since, words = change
+        lines.append(_line(since, [words]))
     return [*lines, _cautions(fastest)]
 
 

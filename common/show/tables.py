@@ -169,8 +169,8 @@ def _split(stages: Mapping[str, float], unit: str) -> str:
 
 
 def notes(rows: Rows) -> Lines:
-    """Return the notes on a table: rounds measured again, doubts with the rows that have them, runs
-    that are not shown."""
+    """Return the notes on a table: rounds measured again, each doubt with the rows that have it,
+    later runs that measured nothing, and the number of earlier runs that are not shown."""
     names_by_doubt = gathered(
         (doubt.words, row.name) for row in rows for doubt in doubts.doubts(row)
     )
@@ -450,19 +450,21 @@ def _group_verdict(group: Group, terminal: Terminal, folders: Sequence[Path]) ->
     """Return the verdict on a configuration: its fastest exact loss, the fastest loss from given
     logits, the smallest exact loss, an approximation, and what to beware of in the fastest.
 
-    Below the fastest are torch's products and the change since an earlier day, where they are
-    known."""
-    answers: dict[str, verdict.Sentence] = {}
+    Below the fastest exact loss stand the part of torch's products in a ratio, and the change since
+    an earlier day, if they are known.
+
+    folders: where a conformance matrix may be, besides docs/"""
+    answers: dict[str, verdict.Sentence] = {}  # question, at the begin of a line -> answer
     fastest, logits, smallest, approximate = verdict.picks(group.rows, folders)
     if fastest:
         answers["fastest exact"] = verdict.answer(fastest, verdict.time_of(fastest.scope))
         products = verdict.products_answer(fastest, group.rows)
         if products:
             answers["torch's products"] = [products]
-        since = verdict.change_since(fastest.row, group.rows, fastest.scope)
-        if since and not fastest.withheld:
-            day, change = since
-            answers[day] = [change]
+        change = verdict.change_since(fastest.row, group.rows, fastest.scope)
+        if change and not fastest.withheld:
+            since, words = change
+            answers[since] = [words]
     if logits and logits.step:
         answers["given logits"] = verdict.logits_answer(logits)
     if smallest:

@@ -37,8 +37,11 @@ Seconds = Annotated[float, Meta(gt=0)]
 def parsed(text: str, where: str) -> Any:
     """Return the value of a YAML text.
 
-    Raises UserError for a tag that makes a Python object, a key that is given twice, a number that
-    is not finite or too long.  where: the file or flag, with which the message begins."""
+    Raises UserError if PyYAML is missing, and for a text that is not YAML, or has a tag that makes a
+    Python object, a repeated key, infinity, NaN, or a whole number of more than LONGEST_NUMBER
+    digits.
+
+    where: the file or flag that the text comes from; the message begins with it."""
     try:
         import yaml
     except ImportError as error:

@@ -69,7 +69,7 @@ def load(name: str, arguments: Mapping[str, Any], device: str) -> torch.nn.Modul
 
 
 def on_device(values: Any, device: torch.device) -> Any:
-    """Return `values` with all tensors, and what else has a method `to`, moved to a device.
+    """Return `values` with all tensors, and all other objects with a method `to`, on a device.
 
     Looks into lists, tuples and dicts."""
     return tree_map(lambda value: value.to(device) if hasattr(value, "to") else value, values)
@@ -141,12 +141,12 @@ def absent_from(name: str, code: str) -> str:
 def made(
     name: str, maker: Any, arguments: Mapping[str, Any], device: str = "cpu", absent: str = ""
 ) -> Any:
-    """Return what a class or function `maker` makes.  Raises UserError where it fails, and for a
+    """Return what a class or function `maker` makes.  Raises UserError if `maker` fails, and for a
     wrong or missing argument.
 
-    name: for messages; device: "meta" makes it without memory, where the initialisation of its
-    weights allows that, and any other device has no effect; absent: the reason given where a file
-    is not there, see `not_here`."""
+    name: of the maker, in messages; device: "meta" makes a model without memory, if the
+    initialisation of its weights allows that, and any other device has no effect; absent: the
+    reason that a message gives for a missing file, see `not_here`; "" for that of the error."""
     if not callable(maker):
         raise UserError(f"{name} is no class, function or model, but {type(maker).__name__}")
     _check_arguments(name, maker, arguments)

@@ -64,7 +64,7 @@ SHAPE_FILES = ("shape_info.pt", "data/shape_info.features.pt")
 
 
 def kept(value: Any, field: str) -> Any:
-    """Return the part of a field of a record that may leave the machine, None if nothing may.
+    """Return the part of a record's field that may leave the machine; None if nothing may leave.
 
     value: in types of JSON; field: its name, "" for a whole record."""
     if isinstance(value, dict):
@@ -76,6 +76,7 @@ def kept(value: Any, field: str) -> Any:
             if not is_sent:
                 continue
             part = kept(item, field if is_one_field else key)
+            # A part that may not leave is None, and left out.  A field that is None is kept.
             if part is not None or item is None:
                 items[key] = part
         return items

@@ -307,7 +307,8 @@ def curve(path: Path) -> Curve | None:
 
 
 def _last_complete(steps: Sequence[reader.Step]) -> reader.Step:
-    """Return the last step; the one before it, if the last is so short that it was cut off."""
+    """Return the last of one or more steps.  If it took less than 1/FEW of the usual duration, it
+    was cut off: then return the step before it."""
     *others, last = steps
     if others and last.duration * FEW < median_high([step.duration for step in others]):
         return others[-1]

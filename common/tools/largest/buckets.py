@@ -332,7 +332,10 @@ def answer(kept: Kept) -> Answer:
 
 
 def _table(config: Buckets, losses: Sequence[Progress], rows: Sequence[Sequence[Row]]) -> Table:
-    """Return the table of a run.  rows: of each loss, by bucket."""
+    """Return the table of a run: a row for each bucket, and columns for each loss, whose titles end
+    with its name.  The name of the model's own loss is "".
+
+    rows: for each of `losses`, its Row in each bucket."""
     table = []
     for number, bucket in enumerate(config.buckets, start=1):
         line = {"bucket": measured(number), "T": measured(bucket.T), "U": measured(bucket.U)}

@@ -89,7 +89,7 @@ def unfinished(config: Losses, kept: Kept) -> list[Outcome]:
 
 
 def answer(kept: Kept) -> Answer:
-    """Return the answer of a run of losses, or of a training.
+    """Return the answer of a run of `largest`: of losses, or of a training (`buckets.answer`).
 
     The table of losses is ordered by kind, and within a kind the largest batch is first."""
     if kept.header.config["type"] == "training":
@@ -118,6 +118,7 @@ def answer(kept: Kept) -> Answer:
             f"{state.name}: {state.status}: {state.reason}" for state in states if state.reason
         ],
         rows=[_values(config, state) for state in ranked],
+        # A wrong loss fails the command as an error does.
         statuses=["error" if state.status == "wrong" else state.status for state in states],
     )
 

@@ -44,13 +44,15 @@ QUICK = {"batch_size": 1, "max_frames": 1000, "steps": 2, "warmup": 1, "trace_st
 
 
 def parser() -> Parser:
+    """Return the parser of the flags of `profile`."""
     result = Parser(description=DESCRIPTION, epilog=EXAMPLES)
     group = result.add_argument_group("batches")
     add_setting(
         group,
         "shape_file",
-        f"File of (frames, U) or (T, U) of every utterance, as {command('shapes')} writes it; of T encoder frames, "
-        "the fewest feature frames that give them. Default: the suite's data/shape_info.features.pt",
+        f"File of (frames, U) or (T, U) of every utterance, as {command('shapes')} writes it. For (T, U), an "
+        "utterance gets the fewest feature frames that give T encoder frames. Default: the suite's "
+        "data/shape_info.features.pt",
         default=files.ROOT / "data" / "shape_info.features.pt",
     )
     add_setting(
@@ -82,7 +84,7 @@ def parser() -> Parser:
         metavar="MODULE:NAME",
         help="Model to profile: package.module:name or file.py:name. It is called with features (N, frames, F), their "
         "lengths, symbols (N, U+1) with a blank first, and their lengths. It returns its loss, or logits (N, T, "
-        "U+1, V) first.",
+        "U+1, V), which may be the first of several outputs.",
     )
     _add_pairs(group, "--size", "KEY=VALUE", "A size, in place of that of --config. Repeatable.")
     _add_pairs(group, "--arg", "KEY=VALUE", "An argument of --model. Repeatable.")

@@ -84,13 +84,14 @@ class Labels:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """End all spans, and remove the hooks.  After an exception, set `where` to the innermost
-        call that ran."""
+        """End all spans, and remove the hooks.  After an exception, let `where` name the innermost
+        call that ran, if one did."""
+        error_type, *_ = error
         for phase, stack in self._stacks.items():
-            if error[0] and stack:
+            if error_type and stack:
                 call = stack[-1].call
                 self.where = f"{call.chain[-1]} ({call.path}), {phase}"
-            self._pop(stack, 0)
+            self._pop(stack, count=0)
         self._hooks.close()
 
     @contextmanager
@@ -102,7 +103,7 @@ class Labels:
 
     def end_backward(self) -> None:
         """End the backwards that still run: those of calls whose inputs need no gradient."""
-        self._pop(self._stacks[BACKWARD], 0)
+        self._pop(self._stacks[BACKWARD], count=0)
 
     def _before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Begin the forward of a call; return its arguments, marked so that the gradients that
