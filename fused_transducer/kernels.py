@@ -262,8 +262,8 @@ def _sums(
 
 @triton.jit
 def _block_of_cells(block, blocks, T_lengths, U_lengths, band, T, S, BM: tl.constexpr):
-    """Return (valid, n, t, u, number) of the BM rows of a block: valid tells whether a row is a
-    cell.
+    """Return (valid, n, t, u, number) of the BM rows of a block: whether a row is a cell, then
+    utterance, frame, state and number of the cell, see the head of this file.
 
     Each utterance has `blocks` blocks, and `block` counts them over all utterances.
     """
@@ -282,9 +282,13 @@ def _block_of_cells(block, blocks, T_lengths, U_lengths, band, T, S, BM: tl.cons
 
 @triton.jit
 def _listed_cells(numbers, positions, cells, tile, first, rows, band, T, S, BM: tl.constexpr):
-    """Return (valid, n, t, u, number) of BM rows of a tile, from row `first` on: valid tells
-    whether a row is a listed cell. The tile has `rows` rows, and begins with entry `tile` of the
-    listed cells."""
+    """Return (valid, n, t, u, number) of BM rows of a tile, from row `first` on: whether a row is a
+    listed cell, then utterance, frame, state and number of the cell.
+
+    numbers, positions: of the listed cells, see the head of this file
+    cells: length of `positions`, whose last entry is the number of listed cells
+    tile, rows: the entry of `numbers` with which the tile begins, and the number of its rows
+    """
     row = first + tl.arange(0, BM)
     valid = (tile + row < tl.load(positions + cells - 1)) & (row < rows)
     cell = tl.load(numbers + tile + row, mask=valid, other=0)

@@ -36,7 +36,8 @@ if not hasattr(torch.library, "custom_op"):
 
 
 def _check(call: Call, backend: str) -> None:
-    """Raise ValueError for arguments by which a backend would read or write outside of tensors."""
+    """Raise ValueError for arguments by which a backend would read or write outside of tensors, and
+    for a backend that cannot be used."""
     check_shapes(
         call.encoder_out, call.decoder_out, call.weight, call.bias, call.targets, call.T_lengths, call.U_lengths,
         call.utterance_of, call.window,
@@ -54,6 +55,7 @@ def _check(call: Call, backend: str) -> None:
             f"dropout_seed must be one int64 number on {call.device}; it has the shape {tuple(seed.shape)}, is "
             f"{seed.dtype} and on {seed.device}"
         )
+    # Raises ValueError if this backend cannot be used with the device and dtype.
     backend_of(call.device, call.encoder_out.dtype, backend)
 
 

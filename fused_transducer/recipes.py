@@ -98,8 +98,8 @@ def _recipe(inputs: Callable[..., Inputs], loss_of: Optional[Callable[..., Any]]
 def _of_nemo(
     *inputs: Any, reduction: str, U_lengths: Tensor, omega: Optional[float] = None, **options: Any
 ) -> Any:
-    """Return the loss with a reduction of NeMo's; behind it, in a tuple, the further results of
-    `transducer_loss` if any.
+    """Return the losses reduced as NeMo does. If `transducer_loss` returns further results, return
+    a tuple of the reduced loss and these results.
 
     omega: the probability that a call of TDT leaves out the durations, and computes the loss of the
         regular lattice from the symbols alone
@@ -118,12 +118,13 @@ def _of_nemo(
         )
         options.update(topology="regular", durations=(), sigma=0.0)
     skips = options.get("nonfinite") == "skip"
-    shows = options.pop("return_skipped", False)
-    options.update(U_lengths=U_lengths, reduction="none", return_skipped=skips or shows)
+    returns_skipped = options.pop("return_skipped", False)
+    options.update(U_lengths=U_lengths, reduction="none", return_skipped=skips or returns_skipped)
     results = transducer_loss(*inputs, **options)
     losses, *further = results if isinstance(results, tuple) else (results,)
+    # `transducer_loss` returns the skipped utterances last: these do not count in the reduction.
     counts = ~further[-1] if skips else torch.ones_like(losses)
-    if skips and not shows:
+    if skips and not returns_skipped:
         further.pop()
     loss = REDUCTIONS[reduction](losses, U_lengths.to(losses.device).clamp(min=1), counts)
     return (loss, *further) if further else loss

@@ -305,11 +305,12 @@ def _cluster_variance(pairs: Sequence[Pair], x: float, line: Line, count: int) -
 
 
 def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Ratio | None:
-    """Return new / baseline of rounds whose two processes ran one after the other, so that other
-    load met both; None without a common batch.
+    """Return the ratio new / baseline of two sides that were measured together: in each round their
+    processes ran one after the other, so other load met both.
 
-    It is over the rounds on both sides, and the batches that both have in every such round. A mean
-    that skips the batches where one side failed would flatter that side."""
+    The ratio is over the rounds that both sides have, and over the batches that both have in all of
+    these rounds; it is None if there is no such batch. A mean that skips the batches where one side
+    failed would flatter that side."""
     rounds = [name for name in baseline if name in new]
     before, after, batches = _round_times(
         [baseline[name] for name in rounds], [new[name] for name in rounds]
@@ -416,7 +417,8 @@ class Control(NamedTuple):
         return Factor.around(self.center, half_width)
 
     def as_json(self) -> Mapping[str, float]:
-        """Return the rows' common ratio, its interval, their number and their range."""
+        """Return the fields for JSON: "ratio", the factor of `slowdown`, with its interval "low" to
+        "high"; the number of unchanged "rows"; the "least" and the "most" of their ratios."""
         slowdown = self.slowdown()
         return {
             "ratio": slowdown.factor,

@@ -202,8 +202,8 @@ class Standing(ratios.Evidence):
             return factor < BEYOND_LOAD
         if self.verdict == "slower":
             return False
-        interval_is_open = self.low is not None and self._by_interval() != "slower"
-        return factor < FAR or interval_is_open
+        not_slower_by_interval = self.low is not None and self._by_interval() != "slower"
+        return factor < FAR or not_slower_by_interval
 
     def as_json(self) -> Record:
         """Return the fields that the JSON of tables has of the standing.

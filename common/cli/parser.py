@@ -213,7 +213,8 @@ def implementations(everything: Sequence[str]) -> Callable[[str], tuple[str, ...
                 unlisted.append(name)
             names.append(name)
         choices = dict.fromkeys([*(row.name for row in with_variants()), *unlisted])
-        return flag_types.some_of(list(choices), everything)(",".join(names))
+        checked = flag_types.some_of(list(choices), everything)  # takes a text too
+        return checked(",".join(names))
 
     return parse
 

@@ -349,11 +349,12 @@ def _status(row: Row, is_of_user: bool) -> str:
     """Return the status of a loss for the exit code: ERROR, which fails the command, "ok", or why
     the loss was not judged.
 
-    It is ERROR where this suite failed.  A loss of the user's own has it too where a case is wrong,
-    crashes or hangs, where the case "ragged" does not pass, and where no case passes."""
+    It is ERROR if this suite failed in a case.  For a loss of the user's own it is also ERROR if a
+    case is wrong, crashes or hangs, if the case "ragged" was asked and did not pass, or if no case
+    passed."""
     results = {outcome.result for outcome in row.cells.values()}
-    is_plain_right = row.cells.get("ragged", Outcome(PASS)).result == PASS
-    is_right = PASS in results and is_plain_right and not {DIFFERS, CRASHES, TIMEOUT} & results
+    is_ragged_right = row.cells.get("ragged", Outcome(PASS)).result == PASS
+    is_right = PASS in results and is_ragged_right and not {DIFFERS, CRASHES, TIMEOUT} & results
     if ERROR in results or (is_of_user and not is_right):
         return ERROR
     return "ok" if row.status == JUDGED else row.status

@@ -132,7 +132,9 @@ class Implementation:
         return self.name.replace(":", "-").replace("@", "-at-")
 
     def of_variant(self, variant: str) -> Implementation:
-        """Return the row of one of its variants, such as "k2:modified".  Raises UserError."""
+        """Return the row of a variant of this row, such as "k2:modified".
+
+        Raises UserError if this row has no such variant."""
         kinds = dict(self.variants)
         if self.kind == "exact" and self.takes_logits and not self.variant:
             kinds[BY_UTTERANCE] = BY_UTTERANCE
@@ -363,7 +365,7 @@ class Attributes:
         Raises UserError for an unknown layout.  name: the implementation, for that message."""
         if self.layout not in LAYOUTS:
             raise UserError(
-                f"{name}: layout = {self.layout!r} is none; choose one of {', '.join(LAYOUTS)}"
+                f"{name}: layout = {self.layout!r} is no layout; choose one of {', '.join(LAYOUTS)}"
             )
         kind = LAYOUTS[self.layout]
         return str(self.topology) if kind == "exact" and self.topology != "regular" else kind

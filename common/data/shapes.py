@@ -255,11 +255,12 @@ ALIGNMENT = 5
 
 
 def symbols(shape: tuple[int, int], vocab_size: int, *key: int) -> np.ndarray:
-    """Return random symbols in [1, vocab_size), never the blank, which is 0: int32 of `shape`.
+    """Return random symbols in [1, vocab_size), so never the blank (0): int32 of `shape`.
 
     key: the seed.  Its first number is TARGETS or another of the constants above."""
     words = np.random.PCG64(np.random.SeedSequence(key)).random_raw(shape[0] * shape[1])
-    numbers = 1 + (words >> np.uint64(33)) % np.uint64(vocab_size - 1)
+    bits = words >> np.uint64(33)  # the upper 31 of each word
+    numbers = 1 + bits % np.uint64(vocab_size - 1)
     return numbers.astype(np.int32).reshape(shape)
 
 

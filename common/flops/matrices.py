@@ -261,8 +261,8 @@ def _mkldnn_layer(call: Call) -> Count:
     """Count the forward of one layer in oneDNN."""
     numbers = range(4 if call["has_biases"] else 2)
     matrices, biases = _sizes([call[f"weight{number}"] for number in numbers])
-    others = biases + _CELLS[call["mode"]].forward * call["hidden_size"]
-    return products(_steps(call) * matrices, _steps(call) * others)
+    others_per_step = biases + _CELLS[call["mode"]].forward * call["hidden_size"]
+    return products(_steps(call) * matrices, _steps(call) * others_per_step)
 
 
 def _asked_for(call: Call, *names: str) -> list[bool]:
@@ -298,9 +298,9 @@ def _cudnn_layers(call: Call, *, backward: bool) -> Count:
     matrices, biases = _sizes(call["weight"])
     units = call["hidden_size"] * call["num_layers"] * (2 if call["bidirectional"] else 1)
     cell = _CELLS[call["mode"]]
-    others = biases + (cell.backward if backward else cell.forward) * units
+    others_per_step = biases + (cell.backward if backward else cell.forward) * units
     macs = (2 if backward else 1) * _steps(call) * matrices
-    return products(macs, _steps(call) * others)
+    return products(macs, _steps(call) * others_per_step)
 
 
 add("mkldnn_rnn_layer", _mkldnn_layer)

@@ -86,8 +86,8 @@ def host_threads(device: Any) -> int:
 
 
 def state() -> dict[str, object]:
-    """Return what times depend on and a loss may change in its process, by name; two states of a
-    process are compared."""
+    """Return the settings of this process on which times depend and which a loss may change, by
+    name.  The timing pass compares the state before a loss was loaded with that after its steps."""
     import torch
 
     ones = torch.ones(1, 1)
@@ -95,11 +95,11 @@ def state() -> dict[str, object]:
         "the number of threads": torch.get_num_threads(),
         "the default dtype": torch.get_default_dtype(),
         "the grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
-        "the flushing of denormals": not bool(torch.full((1,), 1e-40).mul(1)),
+        "the flushing of denormals": not bool(torch.full((1,), 1e-40).mul(1)),  # gives 0 if flushed
         "the random seed": torch.initial_seed(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "anomaly detection": torch.is_anomaly_enabled(),
-        "autocast": (torch.is_autocast_enabled(), ones.mm(ones).dtype),  # on CUDA; on the CPU
+        "autocast": (torch.is_autocast_enabled(), ones.mm(ones).dtype),  # of CUDA; of the CPU
         "the precision of products": torch.get_float32_matmul_precision(),
         "the priority": (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)),
         "the CPUs that it may use": os.sched_getaffinity(0),

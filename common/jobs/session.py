@@ -385,10 +385,11 @@ class Session:
     executor: Executor
 
     def execute(self, job: Runnable) -> list[Line]:
-        """Run a job and return its records; where its row has no Python, only a status "missing".
-        Raises Interrupted and UserError."""
+        """Run a job and return its records.  If its row has no Python, run nothing, and return only
+        a status record, "missing".  Raises Interrupted and UserError."""
         if isinstance(job, Job) and job.same_as and self.run_of[job.same_as].failed:
-            # The row of the same code answers no question for it, so it has to answer all itself.
+            # The row with the same code has failed, so nothing is judged in place of this row:
+            # without `same_as`, this job asks all questions itself.
             job = replace(job, same_as="")
         choice = self.python_of[job.row_pass.row]
         if choice.python is None:

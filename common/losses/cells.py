@@ -97,7 +97,8 @@ class Cells:
         return torch.arange(U1, device=self.batch.targets.device).expand(end - begin, U1)
 
     def computed(self, frames: Frames) -> torch.Tensor | None:
-        """Return the loss's gradient of these frames, for a factor of 1; None if it made none."""
+        """Return the gradient of the logits of these frames that the loss computed, divided by the
+        utterance's factor; None if the loss computed none."""
         gradient = self.gradients["given"]
         if gradient is None:
             return None

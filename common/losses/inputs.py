@@ -82,9 +82,10 @@ class Speech:
         return load(self.stage)
 
     def columns(self, dimensions: int) -> np.ndarray:
-        """Return for each of the run's D dimensions the trained model's that it copies, (D,).
+        """Return an index (D,): for each of the run's D dimensions, which dimension of the trained
+        model it copies.
 
-        dimensions: how many the trained model has."""
+        dimensions: number of dimensions of the trained model."""
         return np.arange(self.encoder_dim) % dimensions
 
     def outputs(

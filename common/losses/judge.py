@@ -186,9 +186,9 @@ class Right:
                 into.note_cells(Part(cells, frames, cells.computed(frames), right, derivatives))
 
     def _simple_loss(self, layout: layouts.Pruned, cells: Cells, n: int) -> float:
-        """Return the simple loss that a step adds to the loss of an utterance.
+        """Return the right simple loss of utterance `n`, which a step adds to the pruned loss.
 
-        Its gradient is added to those of the leaves."""
+        If gradients are compared, add the gradient of the simple loss to those of the leaves."""
         T, U = cells.batch.shapes[n]
         utterance = cells.batch.utterance(n)
         utterance.encoder_out = cells.leaves["encoder_out"][n : n + 1, :T]

@@ -184,9 +184,12 @@ def verdict(
     answer: Answer,
     run: Run = run_together,
 ) -> Verdict:
-    """Return what is wrong with the answer to a question; `run` as in `answer`.
+    """Return what is wrong with the answer to a question.
 
-    A loss in float32 that is off by little, and right in float64, is not wrong."""
+    A loss in float32 that is off by little, and right in float64, is not wrong: to tell this, the
+    question is asked again in float64.
+
+    run: runs steps with their factors, and returns their losses."""
     dtype = question.dtype or adapter.settings.dtype
     limits = answer.allowed(adapter, dtype)
     wrong = failing(answer, limits)
@@ -293,9 +296,8 @@ def ready(
 
 
 def adapted(adapter: Adapter, question: Question) -> Adapter:
-    """Return the adapter as a question needs it: its settings, its blank, and no pruning.
-
-    The range of a pruned loss is widened to all of U."""
+    """Return a copy of the adapter that has the settings and the blank of a question, and does not
+    prune: the range of a pruned loss is widened to all of U."""
     settings = adapter.settings
     is_sine = question.logits == "sine"
     settings = replace(

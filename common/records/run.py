@@ -98,7 +98,8 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Return the name of the implementation, or of what a tool measures."""
+        """Return the name in the first record: of the implementation, or of what a tool measures;
+        "" if the record has none."""
         return str(getattr(self.records[0], "name", ""))
 
     @property

@@ -233,8 +233,8 @@ def _code_facts(row: Row) -> dict[str, str]:
 
 
 def _shape_file(row: Row, written: schema.Record) -> str:
-    """Return the name and digest of the shape file, and how the run changed its lengths; "" if that
-    is unknown. written: the settings of the run as the records have them."""
+    """Return the name and digest of the shape file, and how the run changed its lengths; "" if the
+    name or the digest is unknown. written: {setting: value} of the run, as the records have it."""
     path, digest = row.environment.shape_file, row.environment.shape_file_sha256
     if not (path and digest):
         return ""

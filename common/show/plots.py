@@ -652,7 +652,10 @@ def memory_within(rows: Rows) -> Figure | None:
 
 
 def _curve_and_peak(row: Row, curve: Curve, index: int, scale: float) -> list[Plotly]:
-    """Return the curve of a lane and the marker of its peak. scale: height of 1 MB, in lanes."""
+    """Return the curve of a lane and the marker of its peak.
+
+    x is the share of the step's time. y is in lanes: 0 MB is FARTHEST below the middle of the lane,
+    which is at minus its index. scale: height of 1 MB, in lanes."""
     numbers = list(zip(curve.ms, curve.mb))
     places = [(ms / curve.ms[-1], -index + scale * mb - FARTHEST) for ms, mb in numbers]
     hover = "%{customdata[0]:.4g} ms: %{customdata[1]:.4g} MB"

@@ -43,10 +43,10 @@ STATUS_MARKS = {"ok": "good", **dict.fromkeys(NOT_RUNNABLE, "quiet")}
 
 
 def whole(log: logs.Log, format: str = "table", folders: Sequence[Path] = ()) -> str:
-    """Return the whole tables of all configurations, then of each sweep, with remarks below. As
-    "markdown" they have no verdicts.
+    """Return the whole tables of all configurations, then of each sweep, with remarks below.
 
-    folders: where a conformance matrix may be, besides docs/.
+    format: "table", with verdicts below the tables, or "markdown", without verdicts
+    folders: where a conformance matrix may be, besides docs/
     """
     with_verdict = format == "table"
     blocks = []
@@ -62,7 +62,7 @@ def whole(log: logs.Log, format: str = "table", folders: Sequence[Path] = ()) ->
         for values, rows in sweep.cells():
             blocks += [f"{settings.words(values)}:", *remarks(rows, format)]
         sections.append(blocks)
-    return "\n".join("\n\n".join(filter(None, blocks)) + "\n" for blocks in sections if blocks)
+    return "\n".join("\n\n".join(filter(None, section)) + "\n" for section in sections if section)
 
 
 def exported(log: logs.Log, tool_rows: Sequence[Values], format: str) -> str:

@@ -454,7 +454,8 @@ class Fork:
         self.code = 0
 
     def __enter__(self) -> Fork:
-        """Fork.  Only the parent returns from here; the fork calls `work` and exits."""
+        """Fork, unless `possible` is False.  Only the parent returns from here; the fork calls
+        `work` and exits, with code 1 after an error."""
         if not self.possible:
             return self
         self.here, childs_end = Pipe()

@@ -246,10 +246,12 @@ class _Levels:
 
 
 def spans(path: Path, device_type: int | None = None) -> list[SpanMemory]:
-    """Return the memory of the spans of all steps, sorted by begin within each step; none if the
-    trace has no memory events.  Raises TraceError.
+    """Return the memory of the spans of all steps: for each step first the span of the whole step,
+    then its labelled spans sorted by begin; [] if the trace has no memory events.
 
-    device_type: reader.CPU or reader.CUDA, if only devices of that type count."""
+    Raises TraceError.  The memory is that of one device, `Trace.fullest`.
+
+    device_type: reader.CPU or reader.CUDA, to choose among devices of that type; None for all."""
     trace = reader.read(path)
     device = trace.fullest(device_type)
     if device is None:

@@ -308,9 +308,10 @@ def hard_questions(context) -> Sequence[Question]:
 
 
 def ask_hard(context, question: Question) -> str:
-    """Ask a HARD question on the lightest measured batch; return what is wrong in words, or "".
+    """Ask a HARD question on the lightest measured batch; return "", or a text that says what is
+    wrong.
 
-    It changes the weights of the joiner, so nothing may be timed afterwards.
+    The question changes the weights of the joiner, so nothing may be timed afterwards.
     """
     adapter, model = context.adapter, context.model
     # TF32 has as few digits as float16.
@@ -318,10 +319,10 @@ def ask_hard(context, question: Question) -> str:
     question = questions.of_dtype(question, dtype)
     factors = questions.factors_of(question)
     batch = lightest(context.all_batches, context.batches)
-    # At least two utterances: in reverse order one alone has the same lengths.
-    half = max(2, math.ceil(len(context.all_batches[batch]) / 2))
+    # Half of the batch, but at least two utterances: a single one has the same lengths in reverse.
+    utterances = max(2, math.ceil(len(context.all_batches[batch]) / 2))
     batches = [
-        context.new_batch(batch, FURTHER_REPEAT + 1 + number, half, reverse=number > 0)
+        context.new_batch(batch, FURTHER_REPEAT + 1 + number, utterances, reverse=number > 0)
         for number in range(len(factors))
     ]
     questions.scale_weights(question, model, batches[0])

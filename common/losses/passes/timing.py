@@ -105,7 +105,7 @@ def rotated(batches: Sequence[int], count: int) -> list[int]:
 
 
 class OfScope:
-    """Takes the samples of a scope, and keeps what is judged after them."""
+    """Take the samples of a scope, and keep what is judged after them."""
 
     def __init__(self, context, clock: Clock, part: Part):
         self.context, self.clock, self.scope = context, clock, part.scope
@@ -113,7 +113,8 @@ class OfScope:
         # the batch and the step of the last sample, whose tensors the next sample drops first
         self.latest: tuple[int, LossStep] | None = None
         self.count = 0  # of samples, without those of the warm-up
-        self.settled = max(LEAST_KEPT, len(part.batches))  # samples until memory is read
+        # samples to take before the memory in use is first read
+        self.settled = max(LEAST_KEPT, len(part.batches))
         self.levels: list[int] = []  # bytes in use before each further sample
 
     def sample(self, batch: int, repeat: int, warmup: bool) -> Sample:

@@ -273,10 +273,11 @@ def bucket_rows(buckets: Sequence[Bucket], sample_rate: int) -> list[BucketRow]:
 
 
 def answer(run: kept.Kept) -> kept.Answer:
-    """Return what a count found out: the total, the table of buckets where the input is audio, and
-    that of the parts.  Rows for CSV and JSON are in this order too, the total last.
+    """Return what a count found out: lines with the total, then the table of buckets if the input
+    is audio, then the table of parts.  The rows for CSV and JSON are those of the two tables, in
+    this order; the last part is the total.
 
-    Where the count failed, the answer has only the reason."""
+    If the count failed, the answer has only the reason."""
     config = schema.typed(run.header.config, Config)
     job = run.job(JOB)
     if not job.values:

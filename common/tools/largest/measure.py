@@ -129,11 +129,11 @@ def judge(context: subject.Context, request: Request) -> Iterator[Stop]:
 
 
 def train(settings: Settings, request: Steps) -> Iterator[JobLine]:
-    """Run each of the tries as many times as there are rounds, in random order, under the limit.
+    """Run `rounds` steps of each Try of a request, in random order, under its `share` of the limit.
 
-    Yield the environment.  Then yield a Try before each step, and the same with its duration after
-    it.  At the end yield the last one once more, with the peak of all steps.  Raises OutOfMemory,
-    and UserError for any other failure of the model."""
+    Yield the environment.  Before each step yield its Try; after the step yield the Try again, with
+    the duration.  At the end yield the last Try once more, with the peak memory of all steps.
+    Raises OutOfMemory, and UserError for any other failure of the model."""
     device = set_up_torch(settings)
     yield environment(settings, device)
     loading.module(request.model.rpartition(":")[0])  # imported before the limit counts

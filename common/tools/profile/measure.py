@@ -235,8 +235,8 @@ class Profiling:
         return result
 
     def _default_patterns(self) -> dict[str, list[str]]:
-        """Return the patterns of paths by label, for the Conformer transducer.  The labels are
-        those of icefall's profile."""
+        """Return {label: patterns of module paths} for the Conformer transducer.  The labels
+        are those of icefall's profile."""
         layer = LAYERS[self.choice.config]
         patterns = {
             "rnnt_encoder": ["encoder"],
