@@ -67,20 +67,22 @@ def transducer_loss(
     Inputs
         encoder_out (N, T, H), decoder_out (N, U+1, H), weight (V, H), bias (V) or None: of one
         dtype of float32, float64, bfloat16 and float16, with any strides.  Sums are in float32
-        (float64 for float64), the lattice is in float64.  For bfloat16, activations are rounded to
-        it where the processor multiplies it.  Under autocast the four are cast to its dtype.
+        (float64 for float64), the lattice is in float64.  Activations of bfloat16 inputs are
+        rounded to bfloat16 where the processor can multiply it.  Under autocast the four are cast
+        to the dtype of autocast.
         output: an nn.Linear in place of weight and bias.  Its weight may be tied to another
-        layer's. targets (N, U), T_lengths and U_lengths (N,): integers; the lengths may be on the
-        CPU.  What is beyond an utterance's lengths is never read.
+        layer's.
+        targets (N, U), T_lengths and U_lengths (N,): integers; the lengths may be on the CPU.  What
+        is beyond an utterance's lengths is never read.
         utterance_of (M,): where utterances have several target sequences, such as the hypotheses of
-        a search, the utterance of each: an integer from 0 to N - 1, in any order.  decoder_out,
-        targets, U_lengths, utterance_weights and what is returned then have M rows in place of N;
-        encoder_out is not copied.  None: one each.
+        a search, the utterance of each sequence: an integer from 0 to N - 1, in any order.
+        decoder_out, targets, U_lengths, utterance_weights and what is returned then have M rows in
+        place of N; encoder_out is not copied.  None: each utterance has one sequence.
     The joiner
         activation: "none", "tanh", "relu", "sigmoid", "leaky_relu" (of slope 0.01), "silu" (swish),
         "gelu" (by the error function), "selu" or "hardtanh" (between -1 and 1).
         dropout: the probability with which an activation is 0; the others are multiplied with 1 /
-          (1 - dropout).
+        (1 - dropout).
         dropout_seed: an integer, or an int64 tensor on encoder_out's device, which chooses the
         mask: the same on every backend.  None: drawn from torch's generator of that device.
     The loss
@@ -92,10 +94,10 @@ def transducer_loss(
         inf or NaN.
         zero_infinity: an utterance whose targets are impossible has a loss of 0 in place of inf.
         nonfinite: what becomes of an utterance whose loss is inf or NaN (after zero_infinity).
-        "keep": its loss is that.  "skip": it counts as one of weight 0, so its loss is 0, and so is
-        its gradient.  "raise": a ValueError that names the first one, its T and U, and the first
-        frame of encoder_out, position of decoder_out or output of weight and bias that is not
-        finite; this waits for a GPU.
+        "keep": its loss stays inf or NaN.  "skip": it counts as one of weight 0, so its loss and
+        its gradient are 0.  "raise": a ValueError names the first such utterance, its T and U, and
+        the first frame of encoder_out, position of decoder_out or output of weight and bias that is
+        not finite.  To raise it, the call waits for a GPU.
         fastemit_lambda: the gradient of the label arcs is multiplied by 1 + fastemit_lambda
         (FastEmit, Yu et al. 2021); the value of the loss stays.
         delay_penalty: makes paths that emit early worth more, as in k2 and fast_rnnt: the
@@ -103,43 +105,48 @@ def transducer_loss(
         label_smoothing: the log-probability of each arc becomes 1 - label_smoothing times itself,
         plus label_smoothing times the mean of the cell's log-probabilities, as if each arc's target
         were smoothed in a cross-entropy.  Not for tdt, multi-blank and hat.
-        clamp: the gradient of each logit, before that of the loss multiplies it, is held within
-        plus and minus this, as NeMo's is on CUDA; that of tdt's durations never.  0 or less: no
-        limit.
+        clamp: the gradient of each logit is held between -clamp and clamp, as NeMo's is on CUDA,
+        before the gradient of the loss multiplies it.  The logits of tdt's durations are left out.
+        0 or less: no limit.
     The lattice
         topology: "regular" (Graves 2012); "modified" and "modified-last-blank" (a label goes to the
         next frame; paths end with any symbol, or with a blank); "constrained" (a label goes to the
         next frame with the blank behind it); "tdt" (tokens and durations, arXiv 2304.06795);
         "multi-blank" (arXiv 2211.03541); "hat" (the blank by a sigmoid, the labels by a softmax of
         the others, arXiv 2003.07705).
-        durations: of tdt, the frames that a token goes ahead, blanks by those above 0; of
-        multi-blank, the frames of each longer blank.  weight and bias have a row more for each,
-        behind those of the symbols.  In tdt they have a softmax of their own.
-        sigma: of tdt and multi-blank, is subtracted from the log-probability of each symbol.
+        durations: for tdt, the numbers of frames that a token may go ahead; a blank goes ahead by
+        those above 0.  For multi-blank, the number of frames of each longer blank.  weight and bias
+        have a row more for each duration, behind the rows of the symbols.  In tdt the durations
+        have a softmax of their own.
+        sigma: for tdt and multi-blank, a number that is subtracted from the log-probability of each
+        symbol.
         window (N, U, 2): integers, the first and the last frame, both inclusive, at which each
         label may be emitted (alignment-restricted RNN-T, Mahadeokar et al. 2021): see `window_of`.
         Cells that no path can pass are not computed.  An utterance without a path has a loss of inf
         and a gradient of 0, and a warning names the label.
     How it is computed
-        negligible: cells that a path meets with less probability than this get no gradient.  The
-        C++ code does not compute those that it proves to change the loss by less than 1e-9 of it
-        (float64: 1e-16).  0 leaves out exact zeros only, and computes every cell.
-        tile_cells: cells whose logits are in memory at once in backward.  None: as many as fit the
-          caches.
-        keep_bytes: memory for logits that forward keeps, of as many cells as fit, so that backward
-        need not compute them again; the C++ code alone keeps any.  None: those of all cells if they
-        fit 16 MiB, of fewer cells up to 32 MiB, else none, and none in a graph of torch.compile.
+        negligible: a cell gets no gradient if a path passes it with less probability than this.
+        Forward of the C++ code does not even compute a cell, if it can prove that all such cells
+        together change the loss by at most 1e-9, and by at most 1e-9 of its value (float64: 1e-16).
+        With 0 every cell is computed, and only a cell of probability 0 gets no gradient.
+        tile_cells: number of cells whose logits are in memory at once in backward.  None: as many
+        as fit the caches.
+        keep_bytes: memory for logits that forward keeps, so that backward need not compute them
+        again: those of as many cells as fit.  Only the C++ code keeps any.  None: the logits of all
+        cells if all take at most 16 MiB; of fewer cells if all take less than 32 MiB; else none.
+        In a graph of torch.compile None keeps none.
         backend: see `backend_of`.  None: the fastest.
 
-    Returns a float32 (float64) tensor, differentiable once, in reverse mode (backward,
-    torch.func.grad): forward mode raises RuntimeError.  Behind it, where asked for:
+    Returns the loss, a tensor of float32 (float64 for float64).  It is differentiable once, in
+    reverse mode (backward, torch.func.grad): forward mode raises RuntimeError.  If any of these
+    flags is True, returns a tuple of the loss and, in this order:
         return_posteriors: (N, T, U+1, 2), the probability that a path given the targets takes the
         blank and the label of each cell.  With durations (N, T, U+1, 2 + durations), each of those
         too.  0 in the padding; not differentiable.
         return_delay: (N,), the mean over an utterance's targets of the frame at which each is
-        emitted, by the posteriors; less its frame in reference_frames (N, U), where these are
-        given, over the targets that have one of 0 or more, as `align` gives them.  NaN where there
-        is no target, or no path; not differentiable.
+        emitted, by the posteriors.  With reference_frames (N, U), such as the frames of `align`,
+        the frame of each target there is subtracted; a target whose frame there is negative does
+        not count.  NaN where no target counts, or no path is possible; not differentiable.
         return_skipped: (N,) bool, the utterances that nonfinite="skip" left out.
 
     A target that the logits make impossible has a loss of inf and a gradient of 0.  Raises
@@ -208,7 +215,7 @@ def transducer_loss(
     loss = _reduced(losses, reduction, utterance_weights).to(accumulated(dtype))
     results = [loss]
     if return_posteriors or return_delay:
-        posteriors = plain.parts_of_cells(call, arcs, backend, 0.0)
+        posteriors = plain.parts_of_cells(call, arcs, backend, padding=0.0)
         if fastemit_lambda:
             posteriors[..., 1] /= 1 + fastemit_lambda
         if return_posteriors:
@@ -250,7 +257,7 @@ def align(
     with torch.no_grad():
         lengths = [x.to(call.device) for x in tensors[5:7]]
         arcs = operators.log_probabilities(call, backend)
-        parts = plain.parts_of_cells(call, arcs, backend, -torch.inf).double()
+        parts = plain.parts_of_cells(call, arcs, backend, padding=-torch.inf).double()
         frames, scores = plain.best(parts, *lengths, call.lattice)
         if confidence_span is None:
             return frames, scores

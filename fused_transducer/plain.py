@@ -636,7 +636,7 @@ def confidences(
     frames from its frame in `frames` (N, U); 0 where that frame is negative."""
     T = log_probabilities.shape[1]
     walk = _walk_of(log_probabilities, T_lengths, U_lengths, lattice)
-    labels = _by_frames(walk.posteriors(walk.alphas(), 0.0)[1], T)[:, :, :-1]
+    labels = _by_frames(walk.posteriors(walk.alphas(), fastemit_lambda=0.0)[1], T)[:, :, :-1]
     t = torch.arange(T, device=frames.device).view(-1, 1)
     frames = frames.unsqueeze(1)
     return labels.masked_fill((frames < 0) | ((t - frames).abs() > span), 0).sum(1)

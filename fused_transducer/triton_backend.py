@@ -341,10 +341,12 @@ class _Launch:
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tensor) -> None:
-    """Write losses (M,) and arcs (rows, cells) as `plain.forward` does.
+    """Write losses (M,) and arcs (rows, cells) as `plain.forward` does, which describes all
+    arguments.
 
-    Behind the parts, arcs has two rows that normalise the softmax of a cell: the largest logit, and
-    the log of the sum of exp(logit - largest). Durations with a softmax of their own have two more.
+    Behind the rows of the parts, arcs has two rows that normalise the softmax of a cell: the
+    largest logit, and the log of the sum of exp(logit - largest). Durations with a softmax of their
+    own have two more.
     """
     with _on_its_device(call.device):
         _forward(call, gradient, losses, arcs)

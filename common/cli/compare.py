@@ -179,8 +179,8 @@ def unfit_reason(row: Row) -> str:
 
 def save(log: Path, name: str) -> Path:
     """Keep the records of the newest runs of a log folder as the baseline `name`; return its
-    folder.  Raises UserError."""
-    # A letter or digit, then more of these, '.' and '-': "main", "v1.2-gpu".
+    folder.  Rename an older baseline of this name, and say so.  Raises UserError."""
+    # A letter, digit or '_', then more of these, '.' and '-': "main", "v1.2-gpu".
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(
             f"--save-baseline {name!r}: give a name of letters, digits, '.', '-' and '_'"

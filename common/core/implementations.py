@@ -128,7 +128,7 @@ class Implementation:
 
     @property
     def folder(self) -> str:
-        """Return its name as a log folder has it: "fast_rnnt-modified-at-k2"."""
+        """Return its name as it stands in the name of a log folder: "fast_rnnt-modified-at-k2"."""
         return self.name.replace(":", "-").replace("@", "-at-")
 
     def of_variant(self, variant: str) -> Implementation:

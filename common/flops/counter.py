@@ -369,9 +369,11 @@ class FlopCounter:
         self._add(path, phase, call, rule)
 
     def _count_functions(self, path: str, phase: str) -> None:
-        """Count the custom functions that began since the last operator; note which of them run.
+        """Count the custom functions that began since the last operator; note in `_running` those
+        that run now.
 
-        One that has no rule is reported, unless it is torch's own: that calls operators alone."""
+        A function without a rule is reported, unless it is torch's own: torch's functions call only
+        operators, which are counted."""
         applied = list(_applied(sys._getframe(0)))
         new_calls = [call for frame, call in applied if frame not in self._running]
         self._running[:] = [frame for frame, _ in applied]

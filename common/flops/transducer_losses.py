@@ -34,8 +34,8 @@ def _arcs(T: int, U: int) -> int:
 def _recursion(T: int, U: int) -> int:
     """Count the forward, or the backward, variables of an utterance.
 
-    A cell that two arcs reach takes two sums, and one in the log domain; a cell on an edge, which
-    one arc reaches, takes one sum."""
+    A cell that two arcs reach takes 6: a sum for each arc, and a sum of two probabilities in the
+    log domain, which is 4.  A cell on an edge, which one arc reaches, takes 1."""
     return 6 * (T - 1) * U + (T - 1) + U
 
 

@@ -107,16 +107,18 @@ def with_load(samples: Generator[Any, None, str], threads: int | None) -> Genera
     Samples wait until the load is known, since the system counts it too coarsely for a short
     sample.
 
-    threads: number of CPU threads that a sample keeps busy; None: as many as there are cores.
+    Args:
+        samples: returns why it ended.
+        threads: number of CPU threads that a sample keeps busy; None: as many as there are cores.
     """
     load = ForeignLoad()
     waiting = []
-    why = None
+    why = None  # while `samples` goes on
     while why is None:
         try:
             waiting.append(next(samples))
         except StopIteration as end:
-            why = end.value or ""
+            why = end.value
         if why is not None or load.ready():
             share = load.share()
             for sample in waiting:

@@ -150,7 +150,10 @@ class Errors:
         self.sums[over] = max(self.sums[over], largest(errors / scales.clamp(min=least)))
 
     def note_leaf(self, name: str, computed: torch.Tensor | None, right: torch.Tensor) -> None:
-        """Note the gradient of a whole leaf."""
+        """Note the gradient of a whole leaf; unless it is a vector, also the sums of its errors
+        over each row.
+
+        computed: as in `Leaf.add`."""
         error = self.leaves[name].add(computed, right)
         if right.dim() > 1:
             self.note_sums(name, errors=error.sum(-1), scales=right.abs().sum(-1))

@@ -107,10 +107,11 @@ class Right:
         self.losses: list[torch.Tensor] = []
 
     def _own_leaves(self, step: LossStep) -> dict[str, torch.Tensor]:
-        """Return the leaves of a step of scope "step" for the right gradients.
+        """Return the leaves, by name, from which the right gradients of a step of scope "step" are
+        computed.
 
-        They are new tensors of its outputs in the model's dtype, and the weights of `self.model`,
-        which all steps share."""
+        Its encoder and decoder outputs are copied in the model's dtype.  The weights are those of
+        `self.model`, which all steps share."""
         leaves = leaves_of(self.model, step.batch)
         for name in OUTPUTS:
             output = leaves[name].detach().to(self.model.output.weight.dtype, copy=True)

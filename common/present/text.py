@@ -77,9 +77,12 @@ def aligned(
 
 
 def _head(columns: Sequence[Column], widths: Sequence[int]) -> list[tuple[str, ...]]:
-    """Return the lines of a table's head, and one of dashes: a text for each column.
+    """Return the lines of a table's head, of which the last is of dashes.  A line is a tuple with a
+    text for each column.
 
-    Titles of fewer lines are at the bottom of the head.  widths: in characters."""
+    A title of fewer lines than others begins lower, so that all titles end just above the dashes.
+
+    widths: of the columns, in characters."""
     titles = []
     for column, width in zip(columns, widths):
         titles.append(wrap(column.title, width, break_on_hyphens=False))

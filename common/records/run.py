@@ -183,10 +183,11 @@ def new_run(log_dir: Path, base: str, file_name: str, head: Mapping[str, Any]) -
 
 
 def continued_run(path: Path) -> Run:
-    """Return the run in a file, to be continued; a job that a killed process left half written is
-    cut off.
+    """Return the run in a file, to be continued.  Cut off of the file a job that a killed process
+    left half written.
 
-    Raises UserError while another process is measuring it."""
+    Raises UserError while another process is measuring the run, and for a file that cannot be read
+    or written."""
     lock = path.with_name(LOCK_NAME)
     try:
         claim = Claim(lock)

@@ -317,13 +317,15 @@ def setup(names: Iterable[str] = ()) -> int:
 
 
 def setup_and_build(names: list[str]) -> int:
-    """Do what `make setup` does, and return an exit code.
+    """Do what `make setup` does, and return the exit code of `setup`.
 
-    Compiles the suite's own C libraries, and installs the environment main.  Then it installs the
-    others, while source packages are compiled for main.  Last, the packages of losses with the
-    control OTHER_TORCH are compiled for those others that have losses.
+    Compile the suite's own C libraries, and install the environment main; stop if main cannot be
+    installed.  Then install the other environments, while all source packages are compiled for
+    main.  Last, compile the packages of the losses that have the control OTHER_TORCH, for each
+    other environment in which losses run.  A package that cannot be compiled does not change the
+    exit code.
 
-    names: of environments, as for `setup`."""
+    names: of the environments, as for `setup`."""
     libraries.build()
     code = setup(["main"])
     if code != EXIT_OK:
@@ -339,13 +341,13 @@ def setup_and_build(names: list[str]) -> int:
     try:
         build("main")
         code = setup(names)
-        controls = {
+        packages = {
             loss.package
             for loss in implementations.IMPLEMENTATIONS
             if loss.built and implementations.OTHER_TORCH in loss.controls
         }
         for name in set(implementations.environments()).intersection(ENVIRONMENTS) - {"main"}:
-            build(name, *controls)
+            build(name, *packages)
         for process in builds:
             process.wait()
         return code

@@ -102,7 +102,7 @@ def _cell(row: Row, metric: metrics.Metric) -> Cell:
     words = plain(metric.shown(row))
     if metric.numeric:
         value = metric.value(row)
-        if value is None and words != "-":  # an interval, for example, is only words
+        if value is None and words != "-":  # an interval, for example, has no number
             value = words
         return Cell(words, value, row.trace if metric.profiled else row.results)
     if metric.key == "label":
@@ -436,7 +436,8 @@ def verdict_lines(answers: Mapping[str, str], terminal: Terminal, title: str = "
 
 
 def _sweep_verdict(sweep: Sweep, terminal: Terminal) -> Lines:
-    """Return the verdict on a sweep: the fastest exact loss of each combination of settings."""
+    """Return the verdict on a sweep: the fastest exact loss of each combination of settings that
+    has one; [] if none has one."""
     answers = {}
     for values, rows in sweep.cells():
         fastest = verdict.fastest(rows)

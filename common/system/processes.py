@@ -178,10 +178,11 @@ class Server:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
 
     def answer(self, seconds: float) -> dict[str, int]:
-        """Return the next answer, as the module describes them; {} if none comes in this time.
+        """Return the next answer of those that the module describes; {} if none comes in this time.
 
-        An answer also sets `ready` and `busy`.  "ready" is skipped while a job waits for an answer.
-        If the server died, "returncode" is its own."""
+        An answer also sets `ready` and `busy`.  While a job waits for its answer, the answer
+        "ready" sets `ready` and is not returned.  If the server has died, return its own
+        "returncode"."""
         deadline = time.monotonic() + seconds
         while self.poll.poll(1000 * max(deadline - time.monotonic(), 0)):
             line = self.process.stdout.readline()

@@ -210,7 +210,9 @@ def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> parts.S
                 title,
                 heading="" if shown.name == title else shown.name,
                 tables=shown.tables,
-                failures=[parts.Failure("error", "", [line]) for line in shown.failures],
+                failures=[
+                    parts.Failure(status="error", name="", words=[line]) for line in shown.failures
+                ],
                 figures=shown.figures,
                 notes=[("", [line]) for line in [*shown.total, *shown.lines]],
                 folded=shown.folded,

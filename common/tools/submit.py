@@ -194,7 +194,7 @@ def problems(folder: Path, sources: Mapping[str, Row] | None = None) -> Iterator
     """Yield a line for each reason why a folder of results is incomplete or inconsistent.
 
     sources: name of a run's folder in `folder` -> the row of the log folder from which that run was
-      made.  With it, lines name a run by its folder in the log folder."""
+      made.  Lines then name a run by its folder in the log folder, and else by that in `folder`."""
     try:
         rows = rows_of(folder)
     except UserError as error:

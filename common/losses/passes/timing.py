@@ -184,8 +184,8 @@ def in_use(where: torch.device) -> int:
 
 
 def run(context) -> Iterator[Sample | Stop]:
-    """Yield the ``sample`` records of every scope, then their ``stop`` records; raise WrongResult
-    if a loss was wrong."""
+    """Time the losses of a subject.Context.  Yield the ``sample`` records of every scope, then the
+    ``stop`` record of each.  Raise WrongResult if a loss was wrong."""
     settings = context.settings
     clock = Clock(context.device, settings.l2 == "cold")
     if clock.cuda:
@@ -199,10 +199,12 @@ def run(context) -> Iterator[Sample | Stop]:
         of_scope = OfScope(context, clock, part)
         yield from sampling.warm_up(of_scope.sample, part.warm_up, settings.max_seconds, threads)
         is_reused = settings.allocator == "reuse" and not clock.cuda
-        # The loss after its step has the step's heap; a loss that loops in Python has no warm-up.
+        # A loss that is timed after its step has no warm-up, and reuses the heap of the step.  A
+        # loss that loops in Python has no warm-up either, but needs a heap.
         needs_heap = part.warm_up or context.loops_in_python
         if is_reused and needs_heap and resident is not None:
-            memory.widen_heap((memory.status_bytes("VmRSS") or 0) - resident)
+            grown_bytes = (memory.status_bytes("VmRSS") or 0) - resident
+            memory.widen_heap(grown_bytes)
         yield from sampling.sweep(
             of_scope.sample,
             part.batches,

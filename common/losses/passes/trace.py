@@ -38,7 +38,7 @@ def run(context) -> Iterator[Trace]:
     def steps() -> Iterator[LossStep]:
         while waiting:
             context.model.zero_grad(set_to_none=True)
-            yield waiting.pop(0)  # so that nothing here holds its gradients
+            yield waiting.pop(0)  # a step left in `waiting` would hold its gradients
 
     foreign = profiler.profile(steps(), settings, context.device, folder, context.adapter.name)
     yield Trace(

@@ -251,7 +251,8 @@ def read(path: Path, sample_rate: int) -> torch.Tensor:
 
 
 def decode(path: str, sample_rate: str, output: str) -> None:
-    """Decode an audio file for `read`, and save the wave to the file `output`.
+    """Decode an audio file for `read`, and save the wave to the file `output`.  The arguments are
+    words of a command line.
 
     End the process with the reason on stderr where the file cannot be decoded."""
     try:

@@ -62,7 +62,8 @@ def run(job: JobSpec) -> Iterator[JobLine]:
 
 
 def limit_of(request: Request, device: torch.device) -> Limit:
-    """Return the memory limit of this process, which has loaded all that is needed."""
+    """Return the memory limit of this process, counted from what the process holds now.  So call
+    this when all that a step needs is loaded."""
     if device.type == "cuda":
         return Device(request.memory_limit, device)
     return AddressSpace(request.limit_bytes or 0)
