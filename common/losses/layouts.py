@@ -142,8 +142,8 @@ class Joint(Layout):
 
     def step(self, model, batch, prepared):
         leaves = (batch.encoder_out, batch.decoder_out, model.output.weight, model.output.bias)
-        with stage("joiner and loss"):
-            return self.adapter.loss_of(dict(zip(self.tensors, leaves)), prepared)
+        with stage("joiner and loss"):  # ByUtterance has an of_leaves of its own
+            return self.of_leaves(dict(zip(self.tensors, leaves)), batch, prepared)
 
     def of_leaves(self, leaves, batch, prepared):
         # The leaves of a step have other names ("output.weight"), and the same order.
