@@ -86,12 +86,17 @@ def _about_times(row: Row) -> Iterator[Doubt]:
 
 
 def _about_limits(row: Row) -> Iterator[Doubt]:
-    """Yield a doubt about the device's limit, which is the least time that the device needs: if the
-    row is faster than the limit or, else, if the limits were measured beside other load."""
-    limits_beside_load = all(line.flags for line in row.limits)
+    """Yield a doubt about the limit, the least time in which the device could do the work by its
+    measured rates.
+
+    There is one if the row is faster than that.  Else there is one if all these rates were measured
+    beside other load."""
+    limits_beside_load = all(line.flags for line in row.limits if line.streams)
     above = [scope for scope, percent in row.limit_percent.items() if percent > 100]
     if above:
         cause = "it was measured beside other load" if limits_beside_load else "please report it"
+        # A step multiplies matrices.  Without the rate of the suite's own products its limit is made
+        # from that of torch's products, which are slow on some processors.
         if "step" in above and row.device == "cpu" and row.rates.loop is None:
             cause = "for products torch's rate alone was measured, which may be low here"
         words = f"above 100% of the device's limit, so its time or the limit is wrong ({cause})"

@@ -139,7 +139,8 @@ class Standing(ratios.Evidence):
         return self._reason_of_interval(difference, _span(ratio.low, ratio.high))
 
     def _reason_of_interval(self, difference: str, span: str) -> str:
-        """Return the difference and whether its interval is within the tolerance, as one sentence.
+        """Return whether the interval is within the tolerance, as one sentence, which begins with
+        the difference unless the verdict is "same".
 
         If the verdict is "unclear", the sentence says what would narrow the interval.
 

@@ -313,8 +313,8 @@ def _finish(
 ) -> int:
     """Print the table of the runs in some folders, write the report and return the exit code.
 
-    Raises the UserError that stopped the measuring.  If there is a run, a store.NotWritten is only
-    printed.
+    If a UserError stopped the measuring, raises it: at once if there is no run, else after the
+    table.  But the one that tells of a full disk, store.NotWritten, is then printed.
 
     needed: names of the rows that fail the command if they cannot run."""
     if ended.mistake and not any(folder.exists() for folder in folders):

@@ -472,11 +472,11 @@ def _add_row(path: Path, attributes: Attributes) -> Implementation:
 
 
 def _name(path: Path, name: Any) -> str:
-    """Return the name of the row of a file whose ADAPTER has this name.
+    """Return the name of the row that a user's file gets.
 
-    Where ADAPTER has no name, or still the template's, the row is named after the file: "flash" for
-    benchmark_flash.py.  Raises UserError for the name of another script, and for one with letters
-    that flags or folders could not have."""
+    It is `name`, which the file's ADAPTER has.  If that is empty, or still the template's, the row
+    is named after the file: "flash" for benchmark_flash.py.  Raises UserError for the name of
+    another script, and for a name with letters that flags or folders could not have."""
     if not name or any(row.template and row.name == name for row in IMPLEMENTATIONS):
         name = path.stem.removeprefix("benchmark_")
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):  # "fast_rnnt-2.0"

@@ -174,7 +174,7 @@ class Modules:
             path = type(module).__name__
             if self._stack:
                 path = _joined(self._stack[-1].path, path)
-            elif "" in self.modules:  # "" is the model; paths within it have no parentheses
+            elif "" in self.modules:  # "" is the model; "(Linear)" is not its part "Linear"
                 path = f"({path})"
             self._add(path, module)
         path = self._paths[id(module)]
@@ -369,11 +369,11 @@ class FlopCounter:
         self._add(path, phase, call, rule)
 
     def _count_functions(self, path: str, phase: str) -> None:
-        """Count the custom functions that began since the last operator; note in `_running` those
-        that run now.
+        """Count the custom functions that began since the last operator, and keep all that run now
+        in `_running`.
 
-        A function without a rule is reported, unless it is torch's own: torch's functions call only
-        operators, which are counted."""
+        A function without a rule is reported, unless it is one of torch: these only call operators,
+        which are counted."""
         applied = list(_applied(sys._getframe(0)))
         new_calls = [call for frame, call in applied if frame not in self._running]
         self._running[:] = [frame for frame, _ in applied]

@@ -278,8 +278,9 @@ def _mkldnn_layer_backward(call: Call) -> Count:
 
     The forward multiplies one matrix with the inputs and one with the states.  For each, the
     backward has two products: for the gradient of the matrix, and for that of the inputs or states.
-    Gradients that are not asked for take none, but all states after the first need theirs."""
-    steps = _steps(call)
+    A gradient that is not asked for takes no product.  Those of the states are an exception: only
+    the gradient of a sequence's first state is left out if it is not asked for."""
+    steps = _steps(call)  # of all sequences together
     sequences = call["hx_"].numel() // call["hx_"].shape[-1]
     of_input, of_first_state, of_weight, of_recurrent = _asked_for(
         call, "input", "hx_", "weight1", "weight2"
@@ -294,7 +295,9 @@ def _mkldnn_layer_backward(call: Call) -> Count:
 
 
 def _cudnn_layers(call: Call, *, backward: bool) -> Count:
-    """Count all layers in cuDNN.  A backward has two products for each product of the forward."""
+    """Count a call of cuDNN, which runs all layers of a recurrent network.
+
+    The backward has two products for each product of the forward."""
     matrices, biases = _sizes(call["weight"])
     units = call["hidden_size"] * call["num_layers"] * (2 if call["bidirectional"] else 1)
     cell = _CELLS[call["mode"]]

@@ -131,8 +131,8 @@ _BAG_SUM, _BAG_MEAN, _BAG_MAX = range(3)
 def _embedding_bag(call: Call) -> int:
     """Count the sums of the rows in each bag: an addition for each number of a row but the first.
 
-    A mean has a division more for each number of the output.  A maximum counts nothing.  Weights
-    are a product more for each number of a row."""
+    A mean also divides each number of the output.  A maximum counts nothing.  With weights, each
+    number of each row is multiplied first."""
     bags = call.out[0]
     numbers = call["indices"].numel() * bags.shape[-1]
     weighted = 0 if call["per_sample_weights"] is None else numbers
@@ -147,9 +147,8 @@ def _embedding_bag(call: Call) -> int:
 def _embedding_bag_backward(call: Call) -> int:
     """Count the additions of the gradient of each bag to the gradients of the rows in it.
 
-    A mean has a division more for each number of the bags' gradients.  With a maximum, each of
-    these numbers is added to one row alone.  Weights are a product more for each number of a
-    row."""
+    A mean also divides each number of the bags' gradients.  A maximum adds each of them to one row
+    alone.  With weights, each number that is added to a row is multiplied first."""
     bags = call["grad"]
     numbers = call["indices"].numel() * bags.shape[-1]
     weighted = 0 if call["per_sample_weights"] is None else numbers

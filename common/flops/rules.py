@@ -178,9 +178,11 @@ def _aliases(values: Any) -> list[Any]:
 
 @cache
 def _general(operator: Any, name: str) -> Rule:
-    """Return the rule that follows from the schema, tags and name of an operator.
+    """Return the rule that follows from the schema, tags and name of an operator; None where no rule
+    follows.
 
-    Returns None where no rule follows, so that the operator is reported: it may be a product.
+    After None `find` asks for torch's own formula.  An operator without that is reported, since it
+    may be a product.  None also for a composite operator, whose parts are counted.
 
     name: the operator's qualified name without "_" at its end: "aten::add" for aten.add_ too"""
     schema = getattr(operator, "_schema", None)

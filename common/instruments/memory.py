@@ -48,8 +48,9 @@ def held(device: torch.device) -> dict[str, int]:
     """Give unused memory back to the system; return how many bytes are then in use, by the counters
     of a ``memory`` record.
 
-    On a CPU, only the memory of child processes and the large blocks of malloc count, which it maps
-    one by one.  Small blocks are left out: modules that are imported late hold them, not a step.
+    On a CPU, two things count: the memory of child processes, and the large blocks of malloc, each
+    of which malloc maps by itself.  Small blocks are left out: modules that are imported late hold
+    them, not a step.
     """
     give_back_free_memory()
     if device.type == "cuda":

@@ -159,8 +159,8 @@ class Rounds:
         wrong: the job that found the loss wrong; reason: what is wrong with the loss."""
         for name, run in self.session.run_of.items():
             if find(name).same_as == wrong.implementation and not run.failed:
-                # The status has a job name of its own.  Under that of a round that has ended well,
-                # readers would leave it out (see store.latest_jobs).
+                # `pass_name` gives the job a name of its own.  Under the name of a timing job that
+                # has ended well, readers would leave this status out (see store.latest_jobs).
                 job = replace(wrong, implementation=name, pass_name="same-code")
                 status = job.status(
                     "error", f"{WRONG_RESULT}: of {wrong.implementation}, the same code, {reason}"

@@ -436,10 +436,11 @@ class Session:
         return lines
 
     def _facts(self, run: Run, choice: Choice) -> Iterator[tuple[str, object]]:
-        """Yield the (key, value) pairs of `facts` for each job of a run that ended well in the
-        Python `choice`."""
+        """Yield the (key, value) pairs of `facts` for each job of a run, if the job ended well and
+        its row runs in the Python `choice`."""
         for job, lines in store.latest_jobs(run.records).items():
-            row = job if job in self.python_of else run.name  # a task, or else an implementation
+            # The job of a task has the name of its row; the run of a loss has that of the loss.
+            row = job if job in self.python_of else run.name
             if store.ended_well(lines) and self.python_of.get(row) == choice:
                 yield from facts(row, lines).items()
 

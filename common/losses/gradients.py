@@ -134,8 +134,10 @@ class Errors:
         self.leaves: dict[str, Leaf] = defaultdict(Leaf)
         self.sums: dict[str, float] = defaultdict(float)
         self.padding: float | None = None
-        # (2, ...), over the cells so far: row 0 sums errors, row 1 what they are compared with.
-        self.by_u = self.by_symbol = torch.zeros(0)
+        # Sums over the cells so far, of one utterance by u and of the batch by symbol: row 0 of
+        # errors, row 1 of what they are compared with.  The first part gives them their shapes.
+        self.by_u = torch.zeros(0)  # (2, a column for each u)
+        self.by_symbol = torch.zeros(0)  # (2, a column for each symbol)
 
     def note_sums(self, over: str, errors: torch.Tensor, scales: torch.Tensor) -> None:
         """Keep the largest ratio of a sum of errors to its scale in `sums[over]`.

@@ -63,20 +63,22 @@ class Uv:
     def __init__(self, log: TextIO, keep: Sequence[int] = ()):
         self._log = log
         self._keep = keep
-        # For the commands of _fetch and _settings_of_pip; the variables of uv are set below.
+        # Until the settings of pip are read, commands run with the variables of this process.
         self._variables: dict[str, str] = {**os.environ}
         self._fetch()
-        variables = self._settings_of_pip()
+        of_pip = self._settings_of_pip()
         self._flags: list[str] = []
-        #: Variables of uv with the user's extra indexes, which `install` asks second.
+        #: Variables of uv with the user's extra indexes and links.  `install` uses them only if it
+        #: fails with the main index alone.
         self._extra: dict[str, str] = {}
-        if variables.pop("UV_NO_INDEX", "").lower() in ("1", "y", "yes", "t", "true", "on"):
+        if of_pip.pop("UV_NO_INDEX", "").lower() in ("1", "y", "yes", "t", "true", "on"):
+            # There is no main index, so the extra ones are used at once.
             self._flags.append("--no-index")  # uv has a flag for this, but no variable
         else:
-            names = [name for name in ("UV_INDEX", "UV_FIND_LINKS") if name in variables]
-            self._extra = {name: variables.pop(name) for name in names}
+            names = [name for name in ("UV_INDEX", "UV_FIND_LINKS") if name in of_pip]
+            self._extra = {name: of_pip.pop(name) for name in names}
         # The user's variables win over the settings of pip.
-        self._variables = {**variables, **os.environ, "UV_PYTHON_DOWNLOADS": "never"}
+        self._variables = {**of_pip, **os.environ, "UV_PYTHON_DOWNLOADS": "never"}
 
     def run(self, *arguments: str) -> None:
         """Run uv with these arguments; what it prints goes to the log."""
@@ -321,9 +323,9 @@ def setup_and_build(names: list[str]) -> int:
 
     Compile the suite's own C libraries, and install the environment main; stop if main cannot be
     installed.  Then install the other environments, while all source packages are compiled for
-    main.  Last, compile the packages of the losses that have the control OTHER_TORCH, for each
-    other environment in which losses run.  A package that cannot be compiled does not change the
-    exit code.
+    main.  Some losses are also measured under the torch of other environments (the control
+    OTHER_TORCH): last, compile their packages for these environments.  A package that cannot be
+    compiled does not change the exit code.
 
     names: of the environments, as for `setup`."""
     libraries.build()

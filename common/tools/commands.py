@@ -217,12 +217,13 @@ def measured(
     """Carry out the tasks of a run that are not done yet, then print its answer; return the exit
     code.
 
-    Raises UserError for a mistake of the user's, or a missing package: after the answer is printed
-    if a task has ended well, else without an answer, and a new run is removed.  If a resumed run
-    cannot go on, since a package has changed for example, all tasks are carried out in a new run.
+    Raises UserError for a mistake of the user's, or a missing package.  If a task has ended well,
+    the answer is printed before.  If none has, there is no answer, and a run that this call began
+    is removed.  If a resumed run cannot go on, since a package has changed for example, all tasks
+    are carried out in a new run.
 
     Args:
-        tool, name: name the folder of the run
+        tool, name: the folder of the run is called after both
         config: a Struct of what is measured, for the header of the run, which `answer` reads
         tasks: what to run; [] with `follow`
         answer: makes what is printed, from the records

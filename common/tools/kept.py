@@ -234,7 +234,7 @@ def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> parts.S
 
     return parts.Slice(
         sections,
-        holds=lambda path: bool(_equal_runs([path], tool)),
+        holds=lambda path: bool(_equal_runs([path], tool)),  # no group: no run of the tool
         rows=rows,
         text=lambda paths, format: [shown.render(format) for shown in answers(paths, tool, answer)],
     )

@@ -156,7 +156,8 @@ class Criterion(nn.Module):
             encoder_out: torch.Tensor,
             decoder_out: torch.Tensor,
         ) -> torch.Tensor:
-            """Return what a method of the layout makes of the joiner and these outputs."""
+            """Call a method of the layout with these outputs in place of the batch's; return the
+            logits of `layout.given`, or the loss of `layout.step`."""
             inputs = replace(batch, encoder_out=encoder_out, decoder_out=decoder_out)
             return method(self.joiner.layers, inputs, prepared)
 

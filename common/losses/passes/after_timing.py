@@ -259,6 +259,7 @@ def judge_step(context, scope: str, batch: int, taken: Taken) -> Judgement:
     loss_error, wrong = judge_loss(context, scope, inputs, prepared, taken.loss)
     grad_error = 0.0
     if taken.sketch and not wrong:
+        # This step is never run: the oracle takes its leaves and its ranges.
         fresh = prepare(adapter, model, inputs, scope)
         # In scope "loss" the ranges choose the entries of the leaf.  Gradients can be compared only
         # if the timed step and the new one have the same entries.
@@ -268,7 +269,7 @@ def judge_step(context, scope: str, batch: int, taken: Taken) -> Judgement:
             or torch.equal(taken.ranges, fresh.prepared.ranges)
         )
         if has_same_leaf:
-            fresh.prepared = prepared  # it has the ranges of the timed step
+            fresh.prepared = prepared  # with the ranges of the timed step
             rights = rights_of(context, scope, [fresh])
             grad_error, wrong = judge_gradient(context, shapes, taken.sketch, rights)
     if wrong:
