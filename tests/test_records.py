@@ -161,7 +161,7 @@ def test_what_a_killed_writer_left_beside_a_file_is_removed_and_no_other_file(tm
         os.utime(tmp_path / name, (0, 0))
     with open(tmp_path / names[1]) as held:  # of a process that writes
         fcntl.flock(held, fcntl.LOCK_EX)
-        files.write_whole("", (tmp_path / "page.html", "text"))
+        files.write_whole((tmp_path / "page.html", "text"), advice="")
     assert {path.name for path in tmp_path.iterdir()} == {*names[1:], "page.html"}
 
 

@@ -105,10 +105,11 @@ def _is_right(line: schema.Correctness) -> bool:
 
 
 def _status_of_jobs(jobs: Jobs, header: schema.Header) -> tuple[str, str]:
-    """Return (status, reason) of the worst job. If all jobs are ok but planned ones are missing,
-    the status is "interrupted"; but a run that was timed may lack the passes in `dispensable`."""
-    # No table needs the traces, so a run that was stopped at them is whole. A control is there for
-    # its times, so it is whole without its memory too.
+    """Return (status, reason) of the worst job. If all are ok, but planned ones are missing, the
+    status is "interrupted".
+
+    A run that was timed may lack its traces, which no table needs. A control is there for its times
+    alone, so it may lack its memory too."""
     is_control = "@" in header.name  # a loss that runs again under a condition: "name@condition"
     dispensable = {"trace", "memory"} if is_control else {"trace"}
     stopped = schema.Status(status="interrupted", reason="stopped before its end")
@@ -128,8 +129,8 @@ def _status_of_jobs(jobs: Jobs, header: schema.Header) -> tuple[str, str]:
     if worst != "ok":
         return worst, worst_reason
     absent = _absent_passes(header, done)
-    is_whole = done["timing"] and dispensable.issuperset(absent)
-    if not jobs or (absent and not is_whole):
+    may_be_absent = dispensable if done["timing"] else set()
+    if not jobs or absent.keys() - may_be_absent:
         return "interrupted", "stopped before: " + (", ".join(absent.values()) or "its first pass")
     return "ok", ""
 

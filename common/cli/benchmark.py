@@ -418,7 +418,7 @@ def _write_details(arguments: Namespace, details: str) -> str:
     path = arguments.log_dir / DETAILS
     advice = f"{command('summarize')} --details has it"
     try:
-        write_whole(advice, (path, details))
+        write_whole((path, details), advice=advice)
     except UserError as error:
         return f"warning: {error}"
     return "" if arguments.quiet else f"stages, options, limits, notes: {path}"

@@ -270,7 +270,7 @@ def _written_script(name: str, target: str, folders: tuple[str, ...]) -> Path:
     )
     advice = "make it writable"
     files.make_folder(script.parent, advice)
-    files.write_whole(advice, (script, content))
+    files.write_whole((script, content), advice=advice)
     return script
 
 

@@ -32,7 +32,7 @@ from rnnt_bench.tools import commands, kept
 #: The cases of --preset quick.
 QUICK = ("ragged", "one-frame", "padding-gradient", "upstream", "unmodified")
 #: What to do where --output cannot be written.
-ADVICE = files.another("--output", "folder")
+ADVICE = files.advise_another("--output", "folder")
 
 
 def parser() -> Parser:
@@ -148,10 +148,10 @@ def task(name: str, python: Path, config: show.Config, timeout: float) -> job.Ta
 
 
 def write(matrix: show.Matrix, earlier: Mapping[str, show.Corners], folder: Path) -> None:
-    """Write the page and the corners into a folder.  For losses that are not judged in the matrix,
-    keep the corners of `earlier`."""
+    """Write two files into a folder: the page of the matrix, and its corners, which say what a user
+    of each loss must beware of.  Losses that it does not judge keep their corners of `earlier`."""
     judged = show.corners(matrix)
     others = {name: entry for name, entry in earlier.items() if name not in judged}
     corners = json.dumps(schema.as_written({**judged, **others}), indent=1) + "\n"
     page = show.page(matrix, others)
-    files.write_whole(ADVICE, (folder / show.PAGE, page), (folder / show.CORNERS, corners))
+    files.write_whole((folder / show.PAGE, page), (folder / show.CORNERS, corners), advice=ADVICE)

@@ -179,7 +179,7 @@ def refusal(path: Path) -> str:
     return ""
 
 
-def another(flag: str, what: str = "file") -> str:
+def advise_another(flag: str, what: str = "file") -> str:
     """Return advice for a path that a flag gave: "name another file with --output"."""
     return f"name another {what} with {flag}"
 
@@ -194,7 +194,7 @@ def make_folder(folder: Path, advice: str) -> None:
         raise UserError(cannot_write(folder, error, advice)) from error
 
 
-def write_whole(advice: str, *contents: tuple[Path, Content]) -> None:
+def write_whole(*contents: tuple[Path, Content], advice: str) -> None:
     """Write (path, content) pairs so that a reader never meets a half-written file.
 
     Each content goes to a temporary file beside its path; when all are written, they are renamed.

@@ -23,7 +23,7 @@ import numpy as np
 
 from rnnt_bench.core.called import command
 from rnnt_bench.core.errors import UserError
-from rnnt_bench.core.files import another, not_a_file, read_bytes, write_whole
+from rnnt_bench.core.files import advise_another, not_a_file, read_bytes, write_whole
 
 #: The content of the JSON file beside a shape file, or one entry of it.
 Provenance = dict[str, Any]
@@ -119,8 +119,8 @@ def save(path: Path, rows: np.ndarray, provenance: Provenance, *beside: tuple[Pa
     }
     text = json.dumps({"shape_file": shape_file, **provenance}, indent=2, ensure_ascii=False)
     content = f"{text}\n".encode("utf-8", "backslashreplace")
-    advice = "free some space or " + another("--output")
-    write_whole(advice, (path, tensor), (provenance_file(path), content), *beside)
+    advice = "free some space or " + advise_another("--output")
+    write_whole((path, tensor), (provenance_file(path), content), *beside, advice=advice)
 
 
 def check_output(path: Path) -> None:

@@ -92,7 +92,8 @@ def profile(
     foreign = load.share() if load.ready() else None
     pack(folder)
     try:
-        write_whole("free some space", (folder / f"{folder.name}.txt", "\n".join(tables)))
+        table_file = folder / f"{folder.name}.txt"
+        write_whole((table_file, "\n".join(tables)), advice="free some space")
     except UserError as error:
         raise OSError(str(error)) from error  # ends this row; a UserError would end the run
     return foreign

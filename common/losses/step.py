@@ -290,5 +290,5 @@ def remembered(
     numbers = compute()
     # If the disk is full, each job computes the numbers.  Nobody sees the error: no advice.
     with suppress(UserError):
-        write_whole("", (path, json.dumps(numbers)))
+        write_whole((path, json.dumps(numbers)), advice="")
     return numbers

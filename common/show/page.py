@@ -330,9 +330,9 @@ def write(log: logs.Log, output: Path, paths: Paths = ()) -> Path:
 
 def saved(text: str, output: Path) -> Path:
     """Write the text of a page, and its folder if needed; return its path. Raises UserError."""
-    advice = files.another("--output")
+    advice = files.advise_another("--output")
     files.make_folder(output.parent, advice)
-    files.write_whole(advice, (output, text))
+    files.write_whole((output, text), advice=advice)
     return output
 
 

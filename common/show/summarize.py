@@ -9,7 +9,7 @@ from rnnt_bench.analysis import logs
 from rnnt_bench.core import flag_types
 from rnnt_bench.core.arguments import Parser, add_logs
 from rnnt_bench.core.errors import EXIT_FAILED, EXIT_OK
-from rnnt_bench.core.files import another, write_whole
+from rnnt_bench.core.files import advise_another, write_whole
 from rnnt_bench.present import parts
 from rnnt_bench.show import tables
 
@@ -87,8 +87,7 @@ def main(options: Namespace) -> int:
     log = logs.read_any(options.log, options.all_runs)
     text = _text(log, options)
     if options.output is not None:
-        advice = another("--output")
-        write_whole(advice, (options.output, text))
+        write_whole((options.output, text), advice=advise_another("--output"))
     else:
         print(text, end="")
     return EXIT_OK if log.readable else EXIT_FAILED

@@ -301,12 +301,12 @@ def make(source: Path, options: argparse.Namespace) -> list[str]:
     folder = options.into / (options.name or folder_name(rows))
     if os.path.lexists(folder):
         raise UserError(f"{folder}: is there already; remove it, or name another with --name")
-    another = files.another("--into", "folder")
-    files.make_folder(folder.parent, another)
+    advice = files.advise_another("--into", "folder")
+    files.make_folder(folder.parent, advice)
     try:
         write(rows, folder)
     except OSError as error:
-        raise UserError(files.cannot_write(folder, error, another)) from error
+        raise UserError(files.cannot_write(folder, error, advice)) from error
     lines = [*damage(source), *problems(folder, rows_to_send(rows))]
     if lines:
         shutil.rmtree(folder)
