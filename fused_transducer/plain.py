@@ -385,16 +385,20 @@ class Walk:
         posteriors of the arcs that have the part in their weight. Arcs of labels count 1 +
         fastemit_lambda times in it. The log-weights are overwritten.
 
+        It goes back from the last anti-diagonal. The posterior of an arc is that of the cell ahead
+        times the share of the paths to that cell that come by the arc:
+        exp(alpha + weight of the arc - alpha of the cell ahead). The posterior of a cell is the sum
+        of those of its arcs, so no scores of the backward direction are needed.
+
         alphas: what `alphas` returned without `chosen`.
         """
         # The posterior of each cell: at the end of an utterance 1, or 0 if no path leads there.
         of_cells = self._with_margins(0.0)
-        of_cells[self.margin + self.last_d, self.n, self.last_u] = (
-            self.ends(alphas) != -torch.inf
-        ).double()
+        has_path = self.ends(alphas) != -torch.inf
+        of_cells[self.margin + self.last_d, self.n, self.last_u] = has_path.double()
         for d in range(self.diagonals - 1, -1, -1):
             after = self._ahead(of_cells, d)
-            # The share of each arc in the paths to the cell ahead; NaN where no path leads there.
+            # NaN where no path leads to the cell ahead.
             shares = (alphas[self.margin + d] + self.weights[:, d] - self._ahead(alphas, d)).exp_()
             taken = (shares * after).masked_fill_(after == 0, 0)
             of_cells[self.margin + d] += taken.sum(0)
@@ -404,7 +408,7 @@ class Walk:
             scaled = taken * (1 + fastemit_lambda) if arc.du else taken
             for part in arc.parts:
                 parts[part] += scaled
-            if arc.then_blank:
+            if arc.then_blank:  # the blank of the cell (t, u+1), on the next anti-diagonal
                 parts[0, 1:, :, 1:] += scaled[:-1, :, :-1]
         return parts
 

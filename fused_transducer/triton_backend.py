@@ -353,7 +353,12 @@ def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tens
 
 
 def _forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
-    """Do what `forward` does, on the current device. Raises ValueError for too many states."""
+    """Do what `forward` does, on the current device. Raises ValueError for too many states.
+
+    First the log-probabilities of all cells are written to arcs, by at most `at_once` blocks of
+    cells at a time, since each launch needs the activations of its cells in memory. Then the walk
+    through the lattice computes the losses from them.
+    """
     if call.U1 > LONGEST:
         raise ValueError(
             f"decoder_out has {call.U1} states; the Triton kernels take {LONGEST}: use backend='torch'"

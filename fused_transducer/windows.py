@@ -114,6 +114,8 @@ def states_of_frames(band: Tensor, T: int) -> Tensor:
     """
     t = torch.arange(T, device=band.device).expand(len(band), -1).contiguous()
     begin, end = (x.contiguous() for x in band.unbind(-1))
+    # Both rise with the state: searchsorted counts the states that end before t, and those that
+    # begin at t or before.
     return torch.stack([torch.searchsorted(end, t), torch.searchsorted(begin, t, right=True)], -1)
 
 

@@ -131,6 +131,7 @@ class Standing(ratios.Evidence):
         difference = f"{abs(ratio.ratio - 1):.1%} {direction} time"
         if self.control:
             difference += f" over {self.control.rows} rows that did not change"
+        # The interval gives a verdict, but a doubt withholds it.
         is_doubted = self.verdict == "unclear" and self._by_interval() != "unclear"
         # These doubts say what to measure, so they are of use even if the interval is unclear too.
         has_advice = not self.kinds.isdisjoint(("few rounds", "uncontrolled"))
@@ -151,16 +152,18 @@ class Standing(ratios.Evidence):
         tolerance = percent(self.margins.tolerance)
         load = load_of(self) if is_busy(self) else ""
         if self.verdict == "unclear":
-            advice = "more --rounds would narrow it"
-            if self.control:
-                advice = "measure both in one run to narrow it"
-            # beside load, a quiet machine helps more than more rounds
+            # The first of these that applies helps most.
             if load:
                 advice = f"{load}: {CALM}"
+            elif self.control:
+                advice = "measure both in one run to narrow it"
+            else:
+                advice = "more --rounds would narrow it"
             return f"{difference}, but the interval, {span}, reaches over the tolerance of {tolerance}; {advice}"
-        reason = f"{difference}; the interval, {span}, is beyond the tolerance of {tolerance}"
         if self.verdict == "same":
             reason = f"the interval, {span}, is within the {tolerance} that count as the same"
+        else:
+            reason = f"{difference}; the interval, {span}, is beyond the tolerance of {tolerance}"
         return f"{reason}; {load}" if load else reason
 
     def _nothing_to_compare(self) -> str:

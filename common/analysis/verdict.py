@@ -515,7 +515,7 @@ def change_since(row: Row, rows: Sequence[Row], scope: str) -> tuple[str, str] |
     """
     of_run = [other for other in rows if other.header.run_id == row.header.run_id]
     for earlier in row.earlier:
-        # the other rows that both runs measured
+        # The other rows that both runs measured: their standings make the control of the first.
         pairs = [
             (before, other)
             for other in of_run
@@ -523,15 +523,16 @@ def change_since(row: Row, rows: Sequence[Row], scope: str) -> tuple[str, str] |
             if other is not row and before.header.run_id == earlier.header.run_id
         ]
         standing, *_ = control.standings([(earlier, row), *pairs], scope)
-        if standing.judged and not standing.beside_load and not groups.differences(earlier, row):
-            word = standing.verdict
-            if "uncontrolled" in standing.kinds:
-                word = "unclear: separate runs"
-            elif word in ("same", "unclear"):
-                word = "within noise"
-            over = " over the rows that did not change" if standing.control else ""
-            change = f"{name_of(row)} {standing.judged.ratio - 1:+.0%}{over}, {word}"
-            return f"since {_day(earlier.header.started)}", change
+        if not standing.judged or standing.beside_load or groups.differences(earlier, row):
+            continue
+        word = standing.verdict
+        if "uncontrolled" in standing.kinds:
+            word = "unclear: separate runs"
+        elif word in ("same", "unclear"):
+            word = "within noise"
+        over = " over the rows that did not change" if standing.control else ""
+        change = f"{name_of(row)} {standing.judged.ratio - 1:+.0%}{over}, {word}"
+        return f"since {_day(earlier.header.started)}", change
     return None
 
 

@@ -79,7 +79,8 @@ def unmet_cells(exam: Examination) -> Outcome:
     answer = exam.answer()
     lattice = answer.lattices[0]  # of the only utterance
     gradient = answer.computed.get("given")
-    is_unmet = (lattice.derivatives == 0).all(-1)  # (T, U + 1)
+    # (T, U + 1): the likelihood depends on no arc of the cell.
+    is_unmet = (lattice.derivatives == 0).all(-1)
     if gradient is None or not is_unmet.any():
         raise NotAsked("a path meets every cell")
     return _zero(gradient.reshape(*is_unmet.shape, -1)[is_unmet])

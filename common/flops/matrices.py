@@ -129,7 +129,7 @@ def _bilinear(call: Call) -> int:
 
     It unsqueezes the tensors i1, i2 and i3 at the dimensions of expand1, expand2 and expand3,
     multiplies all three, and sums over the dimensions `sumdim`.  It sums the product of i1 and i2
-    first, over those dimensions that i3 does not have, and then multiplies by i3."""
+    first, over those dimensions that i3 does not have (expand3), and then multiplies by i3."""
     shapes = []
     for number in (1, 2, 3):
         shape = list(call[f"i{number}"].shape)

@@ -430,7 +430,7 @@ class Session:
             for key, before in self._facts(run, self.python_of[job.row_pass.row]):
                 if new_facts.get(key, before) != before:
                     change = f"{key} was {before} in earlier jobs, and is {new_facts[key]}"
-                    if any(run.resumed for run in runs):
+                    if any(other.resumed for other in runs):
                         raise Changed(change)
                     return [job.status("error", f"{change}: measure again")]
         return lines

@@ -301,6 +301,8 @@ def ask(
     for step, digests in zip(steps, before):
         overwritten.update(changed(digests, step.inputs()))
     computed = [step.gradients() for step in steps]
+    # The oracle needs the inputs as they were.  In scope "loss" some losses may write over the
+    # logits, which are not among the `inputs` of these.
     if scope == "loss" or overwritten:
         steps.clear()  # they hold as much memory as the new ones will
         _, model, steps = ready()
@@ -313,6 +315,7 @@ def ask(
         right.compare(errors)
         for step, gradients in zip(steps, computed):
             errors.note_padding(step.batch.shapes, gradients)
+    # A step returns the losses of its utterances, or their sum.
     rights = [
         expected if loss.numel() > 1 else expected.sum()
         for loss, expected in zip(losses, right.losses)

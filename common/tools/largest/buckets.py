@@ -147,6 +147,8 @@ def _cut(utterances: Any, column: int, parts: int) -> list[Any]:
     # The running frames at the end of every part but the last, and the row that reaches them.
     ends = running_frames[-1] * np.arange(1, parts) / parts
     last_rows = np.searchsorted(running_frames, ends)
+    # Each part is prolonged behind the last row with the same value: parts may end at the same row,
+    # and one that ends at the last of all rows leaves an empty rest.
     edges = np.searchsorted(rows[:, column], rows[last_rows, column], side="right")
     return [part for part in np.split(rows, np.unique(edges)) if len(part)]
 

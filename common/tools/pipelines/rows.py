@@ -160,16 +160,17 @@ def configured(path: Path, flags: Mapping[str, Any], quick: Mapping[str, Any]) -
     general = configuration.converted(for_general, General, f"{path}: general")
     if general.dataset_path is not None:
         general.dataset_path = str(configuration.located(general.dataset_path, path))
-    # Without a model_type any number of stages is allowed.
-    allowed = MODEL_TYPES.get(general.model_type or "", (len(names),))
-    if len(names) not in allowed:
-        raise UserError(
-            f"{path}: general.model_type: {general.model_type} has {' or '.join(map(str, allowed))} stages, "
-            f"not {len(names)}"
-        )
-    overrides = {key: value for key, value in quick.items() if key in SHARED}
+    if general.model_type:
+        allowed = MODEL_TYPES[general.model_type]
+        if len(names) not in allowed:
+            raise UserError(
+                f"{path}: general.model_type: {general.model_type} has {' or '.join(map(str, allowed))} stages, "
+                f"not {len(names)}"
+            )
+    # `for_stages` has these too, but there the stage's own values would win over them.
+    of_quick = {key: value for key, value in quick.items() if key in SHARED}
     stages = [
-        _stage(path, key, {"name": key, **for_stages, **content[key], **overrides}) for key in names
+        _stage(path, key, {"name": key, **for_stages, **content[key], **of_quick}) for key in names
     ]
     for index, stage in enumerate(stages):
         if stage.name in [other.name for other in stages[:index]]:
