@@ -525,7 +525,10 @@ def _arcs_into(blank, label, d, u, frames, last, band, S):
 def _shares_from(blank, label, d, u, frames, last, band, S):
     """Return five blocks on the arcs from each cell (d - u, u) of diagonal d: whether the cell
     exists, whether its label exists, the share of the blank, the share of the label, and the offset
-    of both shares from the addresses `blank` and `label`."""
+    of both shares from the addresses `blank` and `label`.
+
+    Within a window an arc exists only if the cell that it leads to does. The blanks of the last
+    frame lead to no cell, and exist all the same. Arguments as in `_arcs_into`."""
     t = d - u
     inside, first = _within(band, t, u, frames)
     inside = inside & (u <= last)

@@ -50,7 +50,8 @@ def of_linear(output: nn.Module) -> Tuple[Tensor, Optional[Tensor]]:
 def is_folded(output: nn.Module, weight: Tensor) -> bool:
     """Return whether `weight`, which `of_linear` returned for `output`, includes low-rank terms.
 
-    These terms are small, so rounding such a weight to 16 bits would lose them."""
+    If no term is added, `of_linear` returns the weight of the base layer itself. The terms are
+    small, so rounding a weight with them to 16 bits would lose them."""
     return hasattr(output, "lora_A") and weight is not output.base_layer.weight
 
 

@@ -122,10 +122,13 @@ def _of_nemo(
     options.update(U_lengths=U_lengths, reduction="none", return_skipped=skips or returns_skipped)
     results = transducer_loss(*inputs, **options)
     losses, *further = results if isinstance(results, tuple) else (results,)
-    # `transducer_loss` returns the skipped utterances last: these do not count in the reduction.
-    counts = ~further[-1] if skips else torch.ones_like(losses)
-    if skips and not returns_skipped:
-        further.pop()
+    counts = torch.ones_like(losses)
+    if skips:
+        # `transducer_loss` returns the skipped utterances last: these do not count in the
+        # reduction, so they are asked for even if the caller does not want them.
+        counts = ~further[-1]
+        if not returns_skipped:
+            further.pop()
     loss = REDUCTIONS[reduction](losses, U_lengths.to(losses.device).clamp(min=1), counts)
     return (loss, *further) if further else loss
 

@@ -137,11 +137,12 @@ def rank(row: Row) -> tuple[Any, ...]:
 def heading(group: Sequence[Row]) -> str:
     """Return one line on what the rows of a group have in common: settings, machine, environment
     variables, number of rounds, padding."""
+    if group[0].unreadable:
+        return "unreadable"
+    # Rows of a group differ only in settings of NOT_PARTING, and in what is not known.
     common = {
         key: value for row in group for key, value in row.configuration.items() if value is not None
     }
-    if group[0].unreadable:
-        return "unreadable"
     if not common:
         return "traces without records of this suite"
     # Where records have only the name of a processor, several may have that name: their rates tell

@@ -206,8 +206,10 @@ class Standing(ratios.Evidence):
             return factor < BEYOND_LOAD
         if self.verdict == "slower":
             return False
-        not_slower_by_interval = self.low is not None and self._by_interval() != "slower"
-        return factor < FAR or not_slower_by_interval
+        if self.low is not None and self._by_interval() != "slower":
+            return True
+        # Without an interval, or with a slower one that is in doubt, only the factor tells.
+        return factor < FAR
 
     def as_json(self) -> Record:
         """Return the fields that the JSON of tables has of the standing.

@@ -232,15 +232,11 @@ def findings(matrix: Matrix, brief: bool = False) -> dict[str, list[str]]:
     for result, heading in FINDINGS.items():
         for case in matrix.cases:
             what = _finding(case, result, brief)
-            answers = {
-                row.name: outcome_of(row, case).message
-                for row in matrix.rows
-                if outcome_of(row, case).result == result
-            }
-            if not what or not answers:
+            rows = [row for row in matrix.rows if outcome_of(row, case).result == result]
+            if not what or not rows:
                 continue
-            line = f"{what}: {_packages(answers)}"
-            answer = next(iter(answers.values()))
+            line = f"{what}: {_packages(row.name for row in rows)}"
+            answer = outcome_of(rows[0], case).message
             if answer and result != REFUSES and not brief:
                 line += f" ({text.short(answer, LONGEST)})"
             lines.setdefault(heading, []).append(line)
@@ -252,7 +248,7 @@ def _finding(case: Question, result: str, brief: bool) -> str:
 
     brief: as in `findings`."""
     words = meaning(case, result)
-    if not words or (brief and words != WRONG):
+    if not words or (brief and words != WRONG):  # WRONG alone does not tell the case
         return words
     if result in (CRASHES, TIMEOUT):
         return case.title  # the heading says the rest

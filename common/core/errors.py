@@ -135,7 +135,7 @@ def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupt
                 raise
     if line:
         say(f"{program}: {line}")
-    if code == EXIT_INTERRUPTED and signals:
+    if code == EXIT_INTERRUPTED and signals:  # `body` too may have caught it, and returned the code
         code = EXIT_SIGNAL + signals[0]
     return flushed(code)
 

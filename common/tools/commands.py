@@ -245,6 +245,7 @@ def measured(
             count = f": {text.count(len(tasks), 'job')}" if tasks else ""
             print(f"measuring {tool}-{name} on {settings.device}{count}", file=sys.stderr)
         try:
+            # Ctrl-C and UserError end this block only: `ended` keeps them, up to `finish`.
             with benchmark.measuring() as ended:
                 if timed:
                     benchmark.warn_of_load(executor, settings)

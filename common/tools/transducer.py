@@ -151,22 +151,21 @@ class Criterion(nn.Module):
             pruned = self.rnnt_loss_pruned(pruned_loss, *outputs)
             return layouts.SIMPLE_LOSS_SCALE * simple + pruned
 
-        def run(
-            method: Callable[..., torch.Tensor],
-            encoder_out: torch.Tensor,
-            decoder_out: torch.Tensor,
-        ) -> torch.Tensor:
-            """Call a method of the layout with these outputs in place of the batch's; return the
-            logits of `layout.given`, or the loss of `layout.step`."""
+        takes_logits = self.layout.tensors == ("logits",)
+        method = self.layout.given if takes_logits else self.layout.step
+
+        def run(encoder_out: torch.Tensor, decoder_out: torch.Tensor) -> torch.Tensor:
+            """Return the logits, or the loss of a layout that contains the joiner.
+
+            The outputs are arguments, since the hooks of a Part see only the tensors it is called
+            with."""
             inputs = replace(batch, encoder_out=encoder_out, decoder_out=decoder_out)
             return method(self.joiner.layers, inputs, prepared)
 
-        if self.layout.tensors == ("logits",):
-            logits = self.joiner(partial(run, self.layout.given), *outputs)
-            return self.from_logits(logits, batch, prepared)
-        with self.without_autocast():  # such a loss contains the joiner
-            step = partial(run, self.layout.step)
-            return self.rnnt_loss(step, *(output.float() for output in outputs))
+        if takes_logits:
+            return self.from_logits(self.joiner(run, *outputs), batch, prepared)
+        with self.without_autocast():
+            return self.rnnt_loss(run, *(output.float() for output in outputs))
 
     def from_logits(self, logits: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
         """Return the summed loss.

@@ -171,12 +171,15 @@ def _is_cut_off(trace: reader.Trace, before: reader.Trace | None) -> bool:
     Returns False if there is no step to compare with, or if these have fewer than FEW operators on
     average.
     """
-    *others, last = trace.steps
-    usual: Sequence[reader.Step] = others or (before.steps if before else [])
-    whole = trace if others else before
-    if whole is None or last.duration * FEW >= median([step.duration for step in usual]):
+    *usual, last = trace.steps
+    trace_of_usual = trace
+    if not usual:
+        if before is None:
+            return False
+        usual, trace_of_usual = before.steps, before
+    if last.duration * FEW >= median([step.duration for step in usual]):
         return False
-    operators = fmean([whole.operators_in(step) for step in usual])
+    operators = fmean([trace_of_usual.operators_in(step) for step in usual])
     return operators >= FEW and trace.operators_in(last) * FEW < operators
 
 

@@ -80,16 +80,17 @@ def highest_peaks(
 ) -> dict[str, Any]:
     """Run `steps` steps; return the highest peak of each counter, in bytes above `level`.
 
-    On a CPU one more step runs at the end, with the profiler, unless the loss loops in Python.
+    On a CPU the last call of `peaks` runs one more step, with the profiler, unless the loss loops in
+    Python.
 
     level: bytes in use by counter, as `held` returns them."""
     highest: dict[str, Any] = {}
-    fresh = partial(context.step, scope, batch)
+    new_step = partial(context.step, scope, batch)
     for number in range(steps):
         context.model.zero_grad(set_to_none=True)
         before = held(context.device)
         profiler = number == steps - 1 and not context.loops_in_python
-        for counter, rise in peaks(fresh, context.device, profiler).items():
+        for counter, rise in peaks(new_step, context.device, profiler).items():
             # What the loss has kept from earlier calls is in the peak too.
             kept = max(before[counter] - level[counter], 0)
             highest[counter] = max(highest.get(counter, 0), kept + rise)
