@@ -121,7 +121,10 @@ def states_of_frames(band: Tensor, T: int) -> Tensor:
 
 def diagonals_of(band: Tensor, T: int) -> Tensor:
     """Return (N, T+U+2, 2): for each anti-diagonal d = t + u of an utterance, the number of cells
-    on earlier diagonals, and the first state u on this one (see `Diagonal` of csrc/problem.h)."""
+    on earlier diagonals, and the first state u on this one (see `Diagonal` of csrc/problem.h).
+
+    State u is on the diagonals `begin` to `end`, from its first cell to its last. Both grow with u,
+    so the states on d are those that have begun by d, without the `first` states, which ended."""
     u = torch.arange(band.shape[1], device=band.device)
     d = torch.arange(T + len(u) + 1, device=band.device).expand(len(band), -1).contiguous()
     begin, end = (x.contiguous() for x in (band + u.unsqueeze(-1)).unbind(-1))

@@ -266,12 +266,12 @@ def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> lis
     """
     kept = []
     for newest, *others in grouped(newest_first(rows), lambda group, row: same(group[0], row)):
-        newest.stopped = [
-            row for row in others if row.is_empty and row.header.started > newest.header.started
-        ]
-        newest.earlier = [row for row in others if row not in newest.stopped]
+        # As `newest_first` puts rows that measured nothing last, only such rows can be newer here.
+        began = newest.header.started
+        newest.stopped = [row for row in others if row.header.started > began]
+        newest.earlier = [row for row in others if row.header.started <= began]
         if newest.earlier:
-            store.warn_of_clock(newest.folder, newest.header.started)
+            store.warn_of_clock(newest.folder, began)
         kept.append(newest)
     return [row for row in rows if row in kept]
 

@@ -366,7 +366,7 @@ def set_apart(rows: Sequence[Row]) -> None:
     # Rows that were asked for under a condition, such as "fast_rnnt@k2", do not vote.
     voters = [row for row in measured if row.loss == row.name] or measured
     votes = Counter(map(UsedTorch.of, voters))
-    # If several have the most votes, the newest torch wins.
+    # If several have the most votes, the newest torch wins, and of the same torch MKL's Intel path.
     usual = max(
         votes,
         key=lambda torch: (votes[torch], version_numbers(torch.version), torch),
@@ -377,12 +377,13 @@ def set_apart(rows: Sequence[Row]) -> None:
         parts = []
         if torch.version and torch.version != usual.version:
             parts.append(f"under torch {torch.version}")
-        # MKL on its path for Intel multiplies as fast as the processor can.  "torch's own products"
-        # are those of MKL on its usual path.
-        if torch.version and torch.mkl_as_intel and not usual.mkl_as_intel:
-            parts.append("with torch's products at the processor's rate")
-        if torch.version and usual.mkl_as_intel and not torch.mkl_as_intel:
-            parts.append("with torch's own products")
+        if torch.version and torch.mkl_as_intel != usual.mkl_as_intel:
+            # MKL on its path for Intel multiplies as fast as the processor can.  "torch's own
+            # products" are those of MKL on its usual path.
+            if torch.mkl_as_intel:
+                parts.append("with torch's products at the processor's rate")
+            else:
+                parts.append("with torch's own products")
         row.other_torch = " and ".join(parts)
 
 

@@ -340,8 +340,8 @@ def against_next(pick: Pick, measure: Measure) -> Sentence:
         behind += f" and {text.number(pick.next_time, 2)}x the time"
     if pick.sure:
         return [best, f"; next is {behind}"]
-    further = len(pick.rivals) - 1
-    verb = f"and {further} more are" if further > 0 else "is"
+    further = pick.rivals[1:]  # the first rival is `next`
+    verb = f"and {len(further)} more are" if further else "is"
     advice = ""
     if pick.next_ratio and not span:
         advice = "; one round gives no interval: use --rounds 3 or more"

@@ -685,7 +685,8 @@ def in_rows(values: Values, device: str | None, kind: str | None) -> dict[str, A
             kept[key] = None
             if values and setting.applies(context):
                 # A record without it may be older than the setting.
-                value = values.get(key, setting.default if setting.default_is_usual else None)
+                if_absent = setting.default if setting.default_is_usual else None
+                value = values.get(key, if_absent)
                 kept[key] = setting.unset if value is None else value
     return kept
 

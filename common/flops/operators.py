@@ -273,6 +273,7 @@ def _in_windows(call: Call, pooled: Any) -> int:
     total = math.prod(shape[:-dims])
     for length, count in zip(shape[-dims:], pooled.shape[-dims:]):
         begins = [index * length // count for index in range(count)]
+        # -(a // -b) is a / b, rounded up.
         ends = [-(index * length // -count) for index in range(1, count + 1)]
         total *= sum(ends) - sum(begins)
     return total

@@ -367,6 +367,7 @@ def failing(answer: Answer, limits: Allowed) -> list[Judged]:
     furthest off, and so on."""
 
     def order(line: Judged) -> float:
+        # By how far its leaf is off, not by this error: those of a leaf stay together.
         return -finite(answer.errors.leaves[line.leaf].error) if line.leaf else -math.inf
 
     wrong = [line for line in judge(answer, limits) if not line.error <= line.limit]  # NaN too

@@ -258,11 +258,11 @@ def resolve_device(wanted: str, pythons: Iterable[Path | None]) -> str:
     distinct = dict.fromkeys(filter(None, pythons))
     sights = {python: _look(python) for python in distinct} if machine.gpu_may_be_here() else {}
     device = wanted
+    index = int(wanted.partition(":")[2] or 0)  # 1 of "cuda:1"; 0 of "cuda" and "auto"
     if wanted == "auto":
         newest = max(sights.values(), key=lambda sight: version_numbers(sight.torch), default=None)
         device = "cuda" if newest and newest.devices else "cpu"
-    index = int(wanted.partition(":")[2] or 0)
-    if wanted != "auto" and distinct:
+    elif distinct:  # if all are missing, each row says so
         _check_seen(wanted, index, sights)
     if device == "cpu":
         consequence = "this run is on the CPU, though a GPU driver is here"

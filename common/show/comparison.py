@@ -131,6 +131,7 @@ def _answers(changes: Changes, lines: Sequence[Line]) -> dict[str, str]:
     names = gathered(
         (line.verdict, f"{line.name} {line.what.removesuffix(' time')}") for line in lines
     )
+    # MARKS has the verdicts that tell a change. The others, below, are shown with their reason.
     answers.update({verdict: ", ".join(names[verdict]) for verdict in MARKS if verdict in names})
     loaded = gathered((line.reason, line.name) for line in lines if line.verdict == BESIDE_LOAD)
     if loaded:

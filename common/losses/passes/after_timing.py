@@ -320,6 +320,7 @@ def ask_hard(context, question: Question) -> str:
     question = questions.of_dtype(question, dtype)
     factors = questions.factors_of(question)
     batch = lightest(context.all_batches, context.batches)
+    # One batch for each loss that the question asks for at once, the later ones in reverse order.
     # Half of the batch, but at least two utterances: a single one has the same lengths in reverse.
     utterances = max(2, math.ceil(len(context.all_batches[batch]) / 2))
     batches = [

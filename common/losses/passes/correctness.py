@@ -229,6 +229,7 @@ def check_at_size(
         index = batching.lightest(context.all_batches, context.batches)
     else:
         index = batching.heaviest(context.all_batches, context.batches)[0]
+    # The answers differ in scope only: what depends on the inputs alone is that of the first.
     answers, differing = answers_at_size(context, index)
     judged: list[Judged] = []
     wrong: list[str] = []
@@ -242,7 +243,7 @@ def check_at_size(
         above = failing(answer, limits)
         if above or answer.overwritten:
             wrong.append(words.of_answer(answer, above))
-    # In this order `errors` keeps the largest of each name.
+    # Several errors may have one name: the dict `errors` keeps the last, so the largest.
     judged.sort(key=lambda line: finite(line.error))
     shapes = answers[0].shapes
     N, T, U = inputs.padded_sizes(shapes)
@@ -255,7 +256,7 @@ def check_at_size(
         N=N,
         T_max=T,
         U_max=U,
-        useful_cells=sum(T * (U + 1) for T, U in shapes),
+        useful_cells=sum(frames * (tokens + 1) for frames, tokens in shapes),
         needed_cells=sum(oracle.needed_cells(cells, context.dtype) for cells in posteriors),
         loss_error=max(finite(answer.loss_error) for answer in answers),
         loss_tolerance=max(limits.loss for limits in tolerances),

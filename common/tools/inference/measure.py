@@ -227,7 +227,7 @@ class Peaks(NamedTuple):
 
 def peaks(call: Step, device: torch.device) -> Peaks:
     """Make one call; return its peaks."""
-    # Without the profiler one step runs, so no further one is made.
+    # Without the profiler there is only one run, so `fresh` need not make a new step for each.
     counters = memory.peaks(fresh=lambda: call, device=device, profiler=False)
     return Peaks(
         process_bytes=counters.get("process_bytes"),

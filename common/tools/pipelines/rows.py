@@ -317,12 +317,13 @@ def ended(config: Pipeline, kept: Kept) -> Ended:
             if job.status != "ok":
                 break
             costs.append(job.of(Costs)[0])
-        # Now `job` and `stage` are those that did not end well; if all did, they are the last ones.
+        # `job` and `stage` are now where the example stopped: at the first that did not end well;
+        # if all did, at the last.
         result.statuses.append(job.status)
         if job.status == "ok":
             result.costs.append(costs)
         elif job.status not in NOT_FAILED:
-            result.failed.append(len(costs))  # so many stages before this one ended well
+            result.failed.append(len(costs))  # the index of `stage`
         if job.reason:
             result.failures.append(f"{example}: {stage.name}: {job.status}: {job.reason}")
     return result
