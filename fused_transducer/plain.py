@@ -487,6 +487,10 @@ def _softmax_gradient(
 ) -> None:
     """Replace the logits (cells, C) of one softmax by their gradient.
 
+    The gradient of a column with probability p is of_cell * p - of_column: the sum of all
+    posteriors of the cell times p, less that of the parts at this column. With smoothing s,
+    of_column becomes (1 - s) * of_column + s * of_cell / C.
+
     columns (cells, J): the columns of the logits that the J parts of each cell take
     posteriors (cells, J) float64: the posterior of each part times the gradient of its row's loss
     smoothing: label_smoothing of `transducer_loss`
@@ -497,10 +501,11 @@ def _softmax_gradient(
     same = (columns.unsqueeze(2) == columns.unsqueeze(1)).double()
     of_column = (same * posteriors.unsqueeze(1)).sum(2)
     of_cell = posteriors.sum(1, keepdim=True)
-    # The gradient of a column with probability p is of_cell * p - of_column. It is computed as
+    # At the columns of the parts of_cell * p - of_column is computed as
     # (of_cell - of_column) * p - of_column * (1 - p), where a small 1 - p keeps its digits.
     at_columns = exps.gather(1, columns).double()
     at_columns = ((of_cell - of_column) * at_columns - of_column * (total - at_columns)) / total
+    # At all other columns of_column is 0.
     exps *= (of_cell / total).to(exps.dtype)
     if smoothing:
         shift = smoothing * of_cell / logits.shape[1]

@@ -340,6 +340,7 @@ def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -
         total = sum(variances)
         error = math.sqrt(total)
         shares = [part / total if total else 0.5 for part in variances]
+        # By Welch and Satterthwaite.
         freedom = 1 / sum(share**2 / (len(side) - 1) for share, side in zip(shares, sides))
     estimate = Estimate(fmean(sides[1]) - fmean(sides[0]), error, freedom)
     return estimate.ratio(confidence, before, after, batches)

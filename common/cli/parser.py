@@ -200,11 +200,13 @@ def implementations(everything: Sequence[str]) -> Callable[[str], tuple[str, ...
     """Return the type of a flag that takes implementations, with commas between them.
 
     Each is the name of a row, or a file such as benchmark_flash.py; :VARIANT and @ENVIRONMENT may
-    follow.  A file becomes a row of the table.  The word "all" means `everything`."""
+    follow.  A file becomes a row of the table.  The word "all" means `everything`.
+
+    Files become names first, so that `some_of` can check and sort all names at once."""
 
     def parse(text: str) -> tuple[str, ...]:
         names = []
-        unlisted = []  # rows that the table makes on demand
+        unlisted = []  # names of rows that `with_variants` lacks: the table makes them on demand
         for word in map(str.strip, text.split(",")):
             file = re.match(r".+?\.py(?=[:@]|$)", word)  # "flash.py" of "flash.py:modified@k2"
             name = of_file(file[0]).name + word[file.end() :] if file else word
@@ -212,9 +214,9 @@ def implementations(everything: Sequence[str]) -> Callable[[str], tuple[str, ...
                 name = find(name).name  # "k2@k2" is "k2"
                 unlisted.append(name)
             names.append(name)
-        choices = dict.fromkeys([*(row.name for row in with_variants()), *unlisted])
-        checked = flag_types.some_of(list(choices), everything)  # takes a text too
-        return checked(",".join(names))
+        listed = [row.name for row in with_variants()]  # with the rows that `of_file` added
+        choices = list(dict.fromkeys([*listed, *unlisted]))
+        return flag_types.some_of(choices, everything)(",".join(names))
 
     return parse
 
@@ -354,11 +356,14 @@ def add_choice(parser: ArgumentParser) -> None:
 
 def chosen(arguments: Namespace) -> list[str]:
     """Return the names of the rows that --loss, --only, --topology and --skip choose, those of
-    --loss first.  Raises UserError where there are none."""
+    --loss first.  Raises UserError where there are none.
+
+    --topology leaves out the rows on other lattices.  Where --only has its default, the variants
+    are candidates too: most rows of another lattice are variants."""
     only = arguments.only
     if set(arguments.skip).issuperset([*arguments.loss, *only]):
         raise UserError("--skip: it leaves nothing of --only")
-    if arguments.topology and only == standard():  # no --only: the variants are candidates too
+    if arguments.topology and only == standard():
         only = [row.name for row in with_variants() if not row.template]
     candidates = dict.fromkeys([*arguments.loss, *only])
     names = [name for name in candidates if name not in arguments.skip]

@@ -81,7 +81,8 @@ class Script:
         names = [row.name]
         needed = [row.name]
         if row.template:
-            # Without --only, a loss on another lattice is compared with losses on that lattice.
+            # Where --only has its default, a loss on another lattice is compared with losses on
+            # that lattice.
             if options.only == standard() and row.kind in implementations.LATTICES:
                 options.topology = options.topology or row.kind
             names += chosen(options)

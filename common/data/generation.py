@@ -58,12 +58,14 @@ def generate(flags: argparse.Namespace) -> list[str]:
 
     Raises UserError, and then writes nothing."""
     outputs = [flags.output]
+    features_output = None
     if flags.write_features:
-        outputs.append(flags.output.with_suffix(".features.pt"))
+        features_output = flags.output.with_suffix(".features.pt")
+        outputs.append(features_output)
     for path in outputs:
         shapes.check_output(path)
-    for path in outputs[1:]:
-        _check_own(flags.output, path, shapes.entry(path, "shape_file"))
+    if features_output:
+        _check_own(flags.output, features_output, shapes.entry(features_output, "shape_file"))
     if flags.bpe_vocab_size:
         _check_own(flags.output, _trained_model(flags), shapes.entry(flags.output, "bpe_model"))
     generated = _from_figures(flags) if flags.from_figures else from_manifest(flags, outputs)
@@ -73,12 +75,12 @@ def generate(flags: argparse.Namespace) -> list[str]:
     lines = [f"{name.replace('_', ' ')}: {count:,}" for name, count in counts.items()]
     lines += [f"wrote {path}" for path, _ in generated.beside]
     lines.append(f"wrote {flags.output}: {len(generated.rows):,} utterances")
-    for path in outputs[1:]:
+    if features_output:
         # The lengths in this file are those of feature frames, which are not subsampled.
         options = {**provenance["options"], "subsampling_factor": 1}
-        shapes.save(path, generated.features, {**provenance, "options": options})
+        shapes.save(features_output, generated.features, {**provenance, "options": options})
         frames = generated.features[:, 0]
-        lines.append(f"wrote {path}: feature frames {frames.min()} to {frames.max()}")
+        lines.append(f"wrote {features_output}: feature frames {frames.min()} to {frames.max()}")
     lines += _described(generated.rows)
     return [*lines, f"next: {command('run')} --shape-file {shlex.quote(str(flags.output))}"]
 

@@ -189,10 +189,7 @@ def _fused_gradients(call: Call) -> Count:
     bias takes V, that of the outputs 4 H."""
     fused = _fused(call)
     V, H = fused.V, fused.H
-    blanks = 1
-    if fused.topology == "multi-blank":
-        blanks += len(fused.durations)
-    posterior = call["arcs"][: blanks + 1].sum(0)  # of all blanks and the target
+    posterior = call["arcs"][: fused.lattice.of_symbols].sum(0)  # of all blanks and the target
     is_negligible = (posterior < fused.negligible) | (posterior == 0)  # NaN is not
     cells = int((~is_negligible).sum())
     wants_encoder, wants_decoder, wants_weight, wants_bias = call["wanted"]

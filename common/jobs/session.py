@@ -336,7 +336,8 @@ class Progress:
         seconds = self._seconds(self.coming)
         if seconds is None:
             return ""
-        # Optional jobs take no more than the time that is then left to the deadline.
+        # Optional jobs take no more than the time that is then left to the deadline, and none
+        # where that of one of them is unknown.
         until_deadline = max(0.0, self.deadline - time.monotonic() - seconds)
         seconds += min(until_deadline, self._seconds(self.optional) or 0.0)
         if not seconds:

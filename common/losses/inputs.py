@@ -135,7 +135,9 @@ class Speech:
         # A dimension that has several copies is divided among them, so logits stay the same.
         copies = np.bincount(columns).astype(np.float32)
         weight = (weight / copies)[:, columns]
-        copied = np.arange(self.vocab_size - len(bias)) % (len(bias) - 1) + 1  # never the blank
+        # The untrained symbols copy the trained ones 1, 2, ... in turn; 0 is the blank.
+        untrained = self.vocab_size - len(bias)
+        copied = np.arange(untrained) % (len(bias) - 1) + 1
         penalty = np.float32(0.0 if name == "lm" else LESS_LIKELY)
         weights = np.concatenate([weight, weight[copied]])
         return weights, np.concatenate([bias, bias[copied] - penalty])

@@ -346,8 +346,8 @@ def _verdicts(changes: Changes) -> Counter[str]:
 
 
 def _controls(changes: Changes) -> list[str]:
-    """Return a line for each control: how the times of its unchanged rows moved between two
-    runs."""
+    """Return a line for each scope and pair of runs: how the times of the unchanged rows moved from
+    one run to the other."""
     lines = []
     for scope in SCOPES:
         times = [change.time[scope] for change in changes if scope in change.time]

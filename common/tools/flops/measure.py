@@ -32,9 +32,12 @@ _SPEC = re.compile(
 def tensor(spec: str, device: str, letters: Mapping[str, int]) -> tuple[str, torch.Tensor]:
     """Return the keyword and the tensor of an input; the keyword of a positional one is "".
 
-    spec: "1x80x1000" (random numbers; ones for a dtype of integers), "2:int64=1000" (filled),
-    "lengths@2:int32=F" (a keyword) or "1xS"; letters: values of S, the number of samples, and F, of
-    frames.  Raises UserError."""
+    spec: [KEYWORD@]SHAPE[:DTYPE][=VALUE], such as "1x80x1000" or "lengths@2:int32=F".  VALUE fills
+    the tensor.  Without it, the numbers are random, or ones for a dtype of integers.  A size and
+    VALUE may be S or F.
+    letters: values of S, the number of samples, and F, of frames; {} without audio.
+
+    Raises UserError."""
     match = _SPEC.fullmatch(spec)
     dtype = getattr(torch, match["dtype"] or "float32", None) if match else None
     if not match or not isinstance(dtype, torch.dtype):
@@ -43,7 +46,7 @@ def tensor(spec: str, device: str, letters: Mapping[str, int]) -> tuple[str, tor
         )
     words = [*match["shape"].split("x"), match["value"] or ""]
     *sizes, value = [str(letters.get(word, word)) for word in words]
-    if {"S", "F"} & {*sizes, value}:
+    if {"S", "F"} & {*sizes, value}:  # a letter without a value
         raise errors.UserError(
             f"{spec!r}: S and F are a length of audio, which --audio or --pseudo-input gives"
         )

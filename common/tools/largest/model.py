@@ -115,21 +115,23 @@ def checkpoint(model: Any) -> None:
 def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
     """Return the loss that the model's forward returns, or torchaudio's loss of its logits.
 
-    The losses of several utterances are summed.  Logits are (N, T, U+1, V).  Their symbols are the
-    third element of the batch, (N, U+1): a blank and U targets of each utterance.  Raises TypeError
-    for a tensor that is neither a loss nor logits."""
+    The forward returns this tensor as the entry or attribute "loss", as the first of a tuple or
+    list, or by itself.  One with less than three dimensions is losses, which are summed.  Logits
+    are (N, T, U+1, V).  Their symbols are the third element of the batch, (N, U+1): a blank and U
+    targets of each utterance.  Raises TypeError where the result is neither losses nor logits."""
     outputs = model(**batch) if isinstance(batch, Mapping) else model(*batch)
-    is_mapping = isinstance(outputs, Mapping)
-    result = outputs.get("loss") if is_mapping else getattr(outputs, "loss", None)
-    if result is None:
+    if isinstance(outputs, Mapping):
+        result = outputs.get("loss")
+    elif getattr(outputs, "loss", None) is not None:
+        result = outputs.loss
+    else:
         result = outputs[0] if isinstance(outputs, (tuple, list)) else outputs
-    is_tensor = isinstance(result, torch.Tensor)
-    if is_tensor and result.dim() < 3:
-        return result.sum()
-    if not is_tensor or result.dim() != 4:
+    if not isinstance(result, torch.Tensor) or result.dim() not in (0, 1, 2, 4):
         raise TypeError(
             "the model returns no loss and no logits (N, T, U+1, V): define step(model, batch)"
         )
+    if result.dim() != 4:
+        return result.sum()
     from torchaudio.functional import rnnt_loss
 
     N, T, rows, _ = result.shape  # rows is U+1; all utterances are of equal length
