@@ -103,11 +103,12 @@ def dropout_factors(call: Call, n: Tensor, t: Tensor, u: Tensor, dtype: torch.dt
     same activations. n, t, u (cells,): row, frame and state of each cell.
     """
     seed = call.seed.reshape(())
-    first = _mixed(_mixed(_mixed(seed & BITS ^ n) ^ t) ^ u)
-    second = _mixed(_mixed(_mixed(seed >> 32 & BITS ^ n) + t & BITS) + u & BITS)
+    first = _mixed(_mixed(_mixed((seed & BITS) ^ n) ^ t) ^ u)
+    second = _mixed((_mixed((_mixed(((seed >> 32) & BITS) ^ n) + t) & BITS) + u) & BITS)
     x = torch.arange(call.H, device=n.device) ^ first.unsqueeze(1)
+    # The steps of `_mixed`, with a second hash of the cell between them.
     x = (x ^ (x >> 16)) * FACTORS[0] & BITS
-    x = ((x ^ (x >> 15)) + second.unsqueeze(1) & BITS) * FACTORS[1] & BITS
+    x = (((x ^ (x >> 15)) + second.unsqueeze(1)) & BITS) * FACTORS[1] & BITS
     x = x ^ (x >> 15)
     return (x >= call.drop_below).to(dtype) * call.keep_scale
 
@@ -348,6 +349,7 @@ class Walk:
         # The diagonal from which each arc comes. Below 0, in the margin, all scores are -inf.
         origins = d - self.steps
         scores = scores[self.margin + origins] + self.weights[self.arc, origins.clamp(min=0)]
+        # An arc with a label comes from state u - 1: its scores move by one state.
         return torch.cat(
             [scores[: self.blanks], pad(scores[self.blanks :, :, :-1], (1, 0), value=-torch.inf)]
         )
@@ -358,6 +360,7 @@ class Walk:
         values: those of all cells, as in `_with_margins`
         """
         values = values[self.margin + d + self.steps]
+        # An arc with a label leads to state u + 1.
         return torch.cat([values[: self.blanks], pad(values[self.blanks :, :, 1:], (0, 1))])
 
     def ends(self, scores: Tensor) -> Tensor:

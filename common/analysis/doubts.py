@@ -91,6 +91,7 @@ def _about_limits(row: Row) -> Iterator[Doubt]:
 
     There is one if the row is faster than that.  Else there is one if all these rates were measured
     beside other load."""
+    # Records without streams are of one thread, and give no limit.
     limits_beside_load = all(line.flags for line in row.limits if line.streams)
     above = [scope for scope, percent in row.limit_percent.items() if percent > 100]
     if above:

@@ -269,8 +269,10 @@ def remarks(matrix: Matrix) -> list[str]:
     packages: dict[str, Row] = {}
     for row in matrix.judged:
         packages.setdefault(row.name.partition(":")[0], row)
-    named = {name: called(name, row) for name, row in packages.items()}
-    heads = [f"{short(name)} {words}" for name, words in named.items() if short(name) != words]
+    heads = []
+    for name, row in packages.items():
+        if short(name) != called(name, row):
+            heads.append(f"{short(name)} {called(name, row)}")
     lines = [_legend(matrix)]
     if heads:
         lines.append(f"columns, where a variant adds its first letters: {', '.join(heads)}")

@@ -298,15 +298,14 @@ def ready(
 def adapted(adapter: Adapter, question: Question) -> Adapter:
     """Return a copy of the adapter that has the settings and the blank of a question, and does not
     prune: the range of a pruned loss is widened to all of U."""
-    settings = adapter.settings
     is_sine = question.logits == "sine"
     settings = replace(
-        settings,
+        adapter.settings,
         vocab_size=question.V,
         encoder_dim=question.D,
-        logits="random" if is_sine else question.logits,
-        durations=question.durations or settings.durations,
-        sigma=settings.sigma if question.sigma is None else question.sigma,
+        logits="random" if is_sine else question.logits,  # `of_sines` has the sines
+        durations=question.durations or adapter.settings.durations,
+        sigma=adapter.settings.sigma if question.sigma is None else question.sigma,
     )
     longest = max(U for _, U in question.shapes)
     adjusted = adapter.but(settings=settings, prune_range=longest + question.slack[1] + 1)

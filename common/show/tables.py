@@ -355,13 +355,16 @@ def absent(rows: Rows, terminal: Terminal) -> Lines:
 
 
 def _need(row: Row) -> str:
-    """Return in a few words what a row that could not run needs: a Python, a device, a command."""
+    """Return in a few words what a row that could not run needs: a Python, a device, a command.
+
+    Its reason is a message that was written for a single row, so the words are cut out of it."""
     reason = re.sub(r"^[a-z]+(-[\w-]+)?: ", "", row.reason)  # "k2-pruned: needs Python 3.10"
     python = re.match(r"needs Python [0-9.]+( or [0-9.]+)*", reason)
     if python:
         return python[0]  # no set-up brings another Python
     # A row with an "@" may lack its condition, which no installation of a package brings.
     if row.status == "unsupported" or "@" in row.name:
+        # "apex has no cpu version; it runs on cuda"
         device = re.search(r"; it runs on ([a-z ]+)", reason)
         if device:
             return f"needs {device[1].strip().upper()}"

@@ -103,6 +103,7 @@ def records(folder: Path) -> Iterator[dict[str, Any]]:
             passes = header.settings.passes or ()
             # Where the trace pass is the only one, its name stays: `passes` is never emptied.
             record["settings"]["passes"] = [name for name in passes if name != "trace"] or passes
+            # Of these two texts less, or more, may be sent than `kept` lets through.
             record["settings"]["shape_file"] = shape_file(header.settings.shape_file)
             record["command"] = flags_of(header.command)
         if record["record"] in KINDS and "trace" not in (record.get("pass"), record.get("job")):

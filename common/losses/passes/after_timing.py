@@ -355,14 +355,14 @@ def run(
         ends: the record of each scope, with the last timed steps by batch.
         overwritten: names of the weights that the loss has written over, "" if there are none.
     """
-    for end, taken in ends:
+    for number, (end, taken) in enumerate(ends, 1):
         wrong = f"it overwrites {overwritten}, which it may only read" if overwritten else ""
         if taken and not wrong:
             end.loss_error, end.grad_error, wrong = check(context, end.scope, taken)
             end.seed = seed_of(context)
-            if not wrong and end is ends[-1][0]:  # last, since questions change the weights
-                asked = (ask_hard(context, question) for question in hard_questions(context))
-                wrong = next(filter(None, asked), "")
+            if number == len(ends):  # after all scopes, since questions change the weights
+                for question in hard_questions(context):
+                    wrong = wrong or ask_hard(context, question)
         yield end
         if wrong:
             raise WrongResult(f"after timing, {wrong}")

@@ -367,7 +367,10 @@ def check_long(context, measured: AtSize, imprecise: bool) -> str:
 
 def run(context) -> Iterator[Correctness]:
     """Judge the loss of a subject.Context: yield one ``correctness`` record, then raise WrongResult
-    if the loss is wrong."""
+    if the loss is wrong.
+
+    Ask on small batches, on a measured batch, on a long made-up one, and the first question again,
+    until an answer is wrong."""
     adapter, device = context.adapter, context.device
     is_approximate = layouts.of(adapter).approximate
     small = check_small(context)
@@ -384,7 +387,7 @@ def run(context) -> Iterator[Correctness]:
             again = questions.first(adapter).but(draw=LAST_DRAW)
             wrong = check(adapter, device, [again]).wrong
             reached = questions.reached_by_padding(adapter, device)
-        if small.imprecise is not None:
+        if small.imprecise is not None:  # `at_size` keeps the larger, of small batches or measured
             at_size.imprecise = max(small.imprecise, at_size.imprecise or 0.0)
     yield Correctness(
         loss_error=finite(small.loss.value),

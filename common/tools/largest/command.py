@@ -423,7 +423,7 @@ def _steps(arguments: argparse.Namespace, vocab_size: int, device: str) -> bucke
         share=1 - arguments.margin,
         memory_limit=arguments.memory_limit,
     )
-    if has_sizes(arguments.model):
+    if has_sizes(arguments.model):  # the suite's own model: its sizes win over the flags
         sizes = read_sizes(arguments.model, arguments.arg, "--arg")
         for loss in filter(None, arguments.losses):
             loss_here(loss, "--losses")  # refuses a loss that does not run in this Python

@@ -144,7 +144,7 @@ def train(settings: Settings, request: Steps) -> Iterator[JobLine]:
     order = request.tries * request.rounds
     random.Random(settings.seed).shuffle(order)
     torch.manual_seed(settings.seed)
-    tried = order[0]
+    tried = order[0]  # the step to name if the training cannot be made
     try:
         with limit.within(int(limit.bytes * request.share)):
             training = Training(request, device, optimizer)

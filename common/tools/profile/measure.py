@@ -413,13 +413,13 @@ class Profiling:
         settings = replace(self.settings, schedule=schedule, record_shapes=False, with_stack=False)
 
         def open_span(place: labels.Place, is_recomputed: bool) -> AbstractContextManager:
-            """Name the span in the trace; a recomputed forward is named as a backward."""
+            """Name the span in the trace; a recomputed forward has the phase of the backward."""
             return torch.profiler.record_function(rows.named(place.chain[-1], place.phase))
 
         steps = []
         for number in range(1 + active):  # the first is the profiler's warm-up
             step = partial(self.step, self.arguments(number), open_span)
-            steps.append(SimpleNamespace(run=partial(self.timed, step)))
+            steps.append(SimpleNamespace(run=partial(self.timed, step)))  # `profile` calls run()
         with warnings.catch_warnings():
             # The profiler warns that it keeps only the last cycle, but there is only one.
             warnings.simplefilter("ignore")

@@ -332,7 +332,7 @@ def verdict(parts: list[Part], is_busy: bool) -> str:
     shares = {label: sum(times) / step_ms for label, times in outer.items()}
     names = []
     own_share = 0.0
-    for name, labels in OWN_PARTS.items():
+    for name, labels in OWN_PARTS.items():  # leaves in `shares` those of other labels
         own_shares = [shares.pop(label) for label in labels if label in shares]
         own_share += sum(own_shares)
         if own_shares:
