@@ -230,12 +230,16 @@ def check_values(call: Call) -> None:
     On a GPU this waits for the stream. While a CUDA graph is captured, which cannot wait, nothing
     is checked.
     """
-    if call.device.type == "cuda" and (
-        torch.cuda.is_current_stream_capturing() or not any_outside(call)
-    ):
-        return
+    if call.device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            return
+        # The checks below find out which value is wrong, and wait for the GPU several times.
+        if not any_outside(call):
+            return
     check_lengths(call)
-    for m, u in _wrong_targets(call).nonzero()[:1].tolist():  # the first one, if any
+    wrong = _wrong_targets(call).nonzero().tolist()
+    if wrong:
+        m, u = wrong[0]
         raise ValueError(
             f"{_row(call, m)}: target {u} is {int(call.targets[m, u])}; the {call.symbols} symbols are 0 to "
             f"{call.symbols - 1}"

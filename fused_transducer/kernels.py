@@ -151,6 +151,7 @@ def _power(x):
     """
     zero = x == -float("inf")
     x = tl.where(zero, 0.0, tl.where(x < -1e8, -1e8, x))
+    # k is x / ln 2, rounded. ln 2 is in two parts (Cody and Waite): one float32 is too coarse.
     k = tl.floor(x * 1.44269504 + 0.5)
     mantissa = 1.0 + _expm1((x - k * 0.693359375) + k * 2.12194440e-4).to(tl.float64)
     return tl.where(zero, 0.0, mantissa), tl.where(zero, IMPOSSIBLE, k.to(tl.int64))

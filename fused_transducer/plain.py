@@ -425,6 +425,9 @@ def backward(
 ) -> None:
     """Add the gradients of encoder_out, decoder_out, weight and bias to `gradients`.
 
+    For some cells at a time, compute the logits again, turn them into their gradient, and take that
+    back through the output layer, dropout and the activation. Cells that add nothing are left out.
+
     Args
         grad_losses (M,): the gradients of the losses. A row whose gradient is 0 adds nothing, even
             if its posteriors or its inputs are NaN.
@@ -444,15 +447,16 @@ def backward(
         gradient = _logit_gradients(call, logits, tile, posteriors.t())
         if call.clamp:
             bound = (call.clamp * grad_losses[tile.n].abs()).to(gradient.dtype).unsqueeze(1)
-            # The durations of "tdt" are not clamped.
-            clamped = call.symbols if call.topology == "tdt" else call.V
-            gradient[:, :clamped].clamp_(-bound, bound)
+            # The durations of "tdt", which come last, are not clamped.
+            columns = call.symbols if call.topology == "tdt" else call.V
+            gradient[:, :columns].clamp_(-bound, bound)
         if d_bias is not None:
             d_bias += gradient.sum(0)
         if d_weight is not None:
             d_weight.addmm_(gradient.t(), activations)
         if d_encoder is None and d_decoder is None:
             continue
+        # The gradient of x. x is a sum, so each of its two outputs adds this up over its cells.
         d_x = (gradient @ joiner.weight).mul_(joiner.activation.slope(x, values)).mul_(factors)
         if d_encoder is not None:
             frame = joiner.utterance_of[tile.n] * call.T + tile.t

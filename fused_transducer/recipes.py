@@ -82,6 +82,7 @@ def _recipe(inputs: Callable[..., Inputs], loss_of: Optional[Callable[..., Any]]
     def aligned(*args: Any, **options: Any) -> Any:
         with torch.no_grad():
             tensors, named = inputs(*args, **options)
+        # Options that only the loss has are accepted, and left out below.
         unknown = named.keys() - OF_ALIGN - OF_LOSS
         if unknown:
             raise TypeError(f"align has no option {min(unknown)!r}")

@@ -79,10 +79,11 @@ def _about_times(row: Row) -> Iterator[Doubt]:
     other rounds of a scope are left."""
     flagged = sum(sample.is_flagged for sample in row.timed)
     if flagged:
-        scopes = list(row.loaded_rounds)  # the scopes of such rounds
+        loaded = row.loaded_rounds
+        kind = "beside load" if loaded else "busy"
         words = f"{flagged} of {len(row.timed)} samples ran beside other load"
-        withholds = any(row.is_beside_load(scope) for scope in scopes)
-        yield Doubt("beside load" if scopes else "busy", words, withholds)
+        withholds = any(row.is_beside_load(scope) for scope in loaded)
+        yield Doubt(kind, words, withholds)
 
 
 def _about_limits(row: Row) -> Iterator[Doubt]:

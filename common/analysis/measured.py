@@ -181,6 +181,7 @@ def _profiled(line: schema.Trace | None, folder: Path) -> windows.Profiled:
         files = [reader.perhaps_packed(folder / Path(name).name) for name in line.files]
     else:
         files = reader.trace_files(folder)
+    # A broken link is not missing: reading it tells that it is broken.
     if files and not any(map(os.path.lexists, files)):
         return windows.Profiled(notes=["its traces were left out of the folder"])
     # The record is only written when the loop has run all its steps.

@@ -192,27 +192,30 @@ def own_batches_ratio(
     round if both sides measured it in that round; the ratio is None if no batch counts.
 
     If the padding of all these batches is known, and the rounds and batches are enough, the ratio
-    is over all batches of the file. Else it is over the measured batches."""
-    shared = {
-        name: [batch for batch in batches if batch in new.get(name, ())]
-        for name, batches in baseline.items()
-    }
-    shared = {name: batches for name, batches in shared.items() if batches}
+    is over all batches of the file, by `regression`. Else it is over the measured batches, from the
+    mean of each round."""
+    shared: dict[Any, list[Any]] = {}  # round -> the batches that both sides measured in it
+    for name, batches in baseline.items():
+        batches_of_both = [batch for batch in batches if batch in new.get(name, ())]
+        if batches_of_both:
+            shared[name] = batches_of_both
     if not shared:
         return None
+    padding = padding or Padding({}, 0.0)  # known of no batch
     # Where the padding of a batch is not known, x is 0, and not used: there is no regression then.
-    padding_of = padding.of_batch if padding else {}
     rounds = [
         [
-            Pair(padding_of.get(batch, 0.0), math.log(new[name][batch] / baseline[name][batch]))
+            Pair(
+                padding.of_batch.get(batch, 0.0), math.log(new[name][batch] / baseline[name][batch])
+            )
             for batch in batches
         ]
         for name, batches in shared.items()
     ]
     pairs = [pair for of_round in rounds for pair in of_round]
-    is_padding_known = padding_of.keys() >= set().union(*shared.values())
+    is_padding_known = padding.of_batch.keys() >= set().union(*shared.values())
     of_file = is_padding_known and len(rounds) >= FEWEST_ROUNDS and len(pairs) >= FEWEST_BATCHES
-    if padding and of_file:
+    if of_file:
         estimate = regression(rounds, padding.mean)
     else:
         estimate = _over_rounds([fmean(pair.y for pair in of_round) for of_round in rounds])

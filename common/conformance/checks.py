@@ -278,12 +278,13 @@ def without_gradient(exam: Examination) -> Outcome:
     For the question "no-gradient" the inputs require no gradient, and torch's gradients are on.
     For the other question the inputs require gradients, and the loss runs under torch.no_grad."""
     is_detached = exam.question.name == "no-gradient"
-    requires_grad = []
+    requires_grad = []  # of each loss
 
     def run(steps, _):
         (step,) = steps
         if is_detached:
             step.leaves.update({name: leaf.detach() for name, leaf in step.leaves.items()})
+        # Either the inputs or torch's gradients keep the loss from a gradient, never both.
         with torch.set_grad_enabled(is_detached):
             loss = step.forward()
         requires_grad.append(loss.requires_grad)

@@ -284,6 +284,7 @@ class FlopCounter:
         self._inside = ExitStack()
 
     def __enter__(self) -> FlopCounter:
+        # At the exit, `_inside` undoes all of this in reverse.
         # The fast path of attention runs a layer as one operator, on nested tensors.  Switch it
         # off; an older torch has no switch.
         mha = getattr(torch.backends, "mha", None)

@@ -76,14 +76,16 @@ def _optimized_transducer(call: Call) -> int:
     """Count all but the denominators, which torch's logsumexp computes.
 
     With one_sym_per_frame a target takes a frame, as a blank does, so the lattice is as large as a
-    regular one of T - U frames.  With from_log_softmax the arguments are log-probabilities; their
-    gradient takes 1 for each cell, 1 for each logit, 3 for each arc, and 2 for the last blank."""
+    regular one of T - U frames.  All but the log-probabilities are counted in this lattice.
+
+    With from_log_softmax the arguments are log-probabilities; their gradient takes 1 for each cell,
+    1 for each logit, 3 for each arc, and 2 for the last blank."""
     V = call["logits"].shape[-1]
     from_log_probs = call["from_log_softmax"]
     lengths = _lengths(call["logit_lengths"], call["target_lengths"])
     total = 0 if from_log_probs else _log_probabilities(lengths)
     if call["one_sym_per_frame"]:
-        lengths = [(T - U, U) for T, U in lengths]
+        lengths = [(T - U, U) for T, U in lengths]  # of the regular lattice of that size
     total += _recursions(lengths)
     if not call["logits"].requires_grad:
         return total

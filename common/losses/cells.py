@@ -25,7 +25,7 @@ class Frames(NamedTuple):
     begin: int
     end: int
     logits: torch.Tensor  # (frames, cells, V), without a graph
-    u: torch.Tensor  # (frames, cells), that of each cell
+    u: torch.Tensor  # (frames, cells), that of each cell; at most U + 1
     target: torch.Tensor  # (frames, cells), the next target of each cell
 
 
@@ -84,6 +84,7 @@ class Cells:
             if not math.isfinite(score):  # a masked symbol has -inf
                 score = largest(logits[logits.isfinite()])
             self.score = max(self.score, score)
+            # A pruned range may reach beyond U: such cells get u = U + 1, and any target.
             u = self.u_of(n, begin, end)
             target = targets[u.clamp(max=len(targets) - 1)]
             yield Frames(n, begin, end, logits, u.clamp(max=U + 1), target)

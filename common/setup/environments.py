@@ -159,7 +159,7 @@ class Uv:
         variables: dict[str, str] = {}
         python = str(UV / "bin" / "python")
         settings = self._run(python, "-m", "pip", "config", "list", stdout=subprocess.PIPE)
-        for section in ("global.", "install.", ":env:."):
+        for section in ("global.", "install.", ":env:."):  # a later one wins
             for line in settings.splitlines():
                 name, _, value = line.partition("=")
                 variable = VARIABLES.get(name.removeprefix(section))

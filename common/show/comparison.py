@@ -396,7 +396,7 @@ def write(changes: Changes, remarks: Sequence[str], output: Path) -> Path:
     if not changes:
         raise errors.UserError("no page: nothing was compared")
     shown = _measured(changes)
-    *sides, method = origins(changes)
+    baseline, new, method = origins(changes)
     section = parts.Section(
         "comparison",
         "What changed",
@@ -405,7 +405,7 @@ def write(changes: Changes, remarks: Sequence[str], output: Path) -> Path:
         tables=[table(lines_of(shown))],
         notes=[("", [f"{line}."]) for line in _below(changes, remarks)],
     )
-    lead = " ".join(f"{line}." for line in sides)
+    lead = f"{baseline}. {new}."
     text = page.assembled(
         [section], output.parent, title(shown), lead, overline="Two measurements, compared"
     )

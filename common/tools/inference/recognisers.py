@@ -144,9 +144,9 @@ def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> 
         width = int(arguments.get("beam_width", 10))
         outputs = []
         for features, length in [extract(wave) for wave in waves]:
-            best, *_ = decode(features, length.to(waves.device), width)
-            # The symbols of the best hypothesis, which begins with a blank that is left out.
-            outputs.append(best[0][1:])
+            best, *_ = decode(features, length.to(waves.device), width)  # the best hypothesis
+            symbols, *_ = best  # its score and its state follow
+            outputs.append(symbols[1:])  # the first one is a blank
         return outputs
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:

@@ -173,15 +173,16 @@ class Search(Struct, frozen=True):
         result = Outcome(self.name, size, probes[size].of(Try) if size else [])
         result.next_size = size_to_try(answers, self.low, self.cap, self.start, self.stride)
         if result.next_size is not None:
+            # This size may have been tried in vain, by a job whose status is not in `answers`.
             job = kept.job(f"{head}{result.next_size}")
             result.status = job.status
             result.reason = job.reason and f"size {result.next_size}: {job.reason}"
-        elif too_large is None:
+        elif too_large is None:  # even the cap fits
             result.limited_by = "cap"
         else:
             job = probes[too_large]
             result.limited_by = LIMITS[job.status]
-            if size is None:
+            if size is None:  # `too_large` is the smallest size
                 result.status = job.status
                 result.reason = f"not even {too_large} fits: {job.reason}"
                 result.tries = job.of(Try)
