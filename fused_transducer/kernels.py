@@ -818,7 +818,10 @@ def posteriors(
     BM: tl.constexpr,
 ):  # fmt: skip
     """Write the posterior of each part of a block's cells into the first PARTS rows of arcs. It is
-    a sum over the arcs that contain the part; arcs of labels count label_factor times."""
+    a sum over the arcs that contain the part; arcs of labels count label_factor times.
+
+    ARCS: as in `_arc`. An arc contains one or two parts of the cell where it begins. One with
+    then_blank also contains the blank (part 0) of the cell (t, u+1)."""
     valid, n, t, u, cell = _block_of_cells(
         tl.program_id(0), blocks, T_lengths, U_lengths, band, T, S, BM
     )

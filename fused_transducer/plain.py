@@ -552,25 +552,27 @@ def parts_of_cells(call: Call, arcs: Tensor, backend: str, padding: float) -> Te
     """Return what forward of a backend wrote into arcs for each part of each cell, as a tensor
     (M, T, U+1, parts). It has `padding` where there is no cell.
 
-    Each backend has its own order of the cells in arcs."""
+    All cells of a part follow one another in arcs. Each backend has its own order of them:
+    `numbers` has the place of each cell within a part."""
     is_cell = inside(call)
     parts = call.lattice.parts
-    stride = arcs.shape[1]  # distance in arcs between two parts of a cell
     if not arcs.numel():  # there is no cell, since no window has a path
         return arcs.new_full((*is_cell.shape, parts), padding)
     if backend == "native":
         numbers = _numbers(call)
-        stride = call.cells().sum()  # arcs of a compiled graph has room for more
+        part_size = call.cells().sum()  # arcs of a compiled graph has room for more
     elif backend == "triton" and call.window is not None:
+        # Each frame has room for the same number of cells, the first state of its window first.
+        part_size = arcs.shape[1]
         frame = torch.arange(call.M * call.T, device=call.device).view(call.M, call.T, 1)
         first, _ = windows.states_of_frames(call.band, call.T).split(1, -1)
-        room = stride // frame.numel()  # cells of each frame
+        room = part_size // frame.numel()
         numbers = frame * room + torch.arange(call.U1, device=call.device) - first
-    else:
+    else:  # a row of arcs is a tensor (M, T, U+1)
         values = arcs[:parts].view(parts, *is_cell.shape).permute(1, 2, 3, 0)
         return values.masked_fill(~is_cell.unsqueeze(-1), padding)
     numbers = numbers.masked_fill(~is_cell, 0)
-    values = torch.stack([arcs.view(-1)[numbers + part * stride] for part in range(parts)], -1)
+    values = torch.stack([arcs.view(-1)[numbers + part * part_size] for part in range(parts)], -1)
     return values.masked_fill(~is_cell.unsqueeze(-1), padding)
 
 

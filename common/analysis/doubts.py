@@ -269,9 +269,9 @@ def _about_drift(evidence: Evidence) -> Iterator[Doubt]:
     ratio = evidence.ratio
     judged = evidence.judged
     assert ratio and judged
-    # Where each round measures batches of its own (only then is `ratio.least` set), the times of
-    # the rounds differ anyway.  So a drift is looked for in the ratio of each round instead.
-    sides = [ratio.baseline, ratio.new] if ratio.least is None else [evidence.by_round]
+    # Where each round measures batches of its own, the times of the rounds differ anyway.  So a
+    # drift is looked for in the ratio of each round instead.
+    sides = [evidence.by_round] if ratio.has_own_batches else [ratio.baseline, ratio.new]
     drift = max(map(_drift, sides))
     if drift >= abs(math.log(judged.ratio)):
         words = (

@@ -75,6 +75,11 @@ class Ratio(NamedTuple):
     least: float | None = None
     most: float | None = None
 
+    @property
+    def has_own_batches(self) -> bool:
+        """Return whether the rounds have batches of their own."""
+        return self.least is not None
+
 
 class Factor(NamedTuple):
     """Hold a factor with its interval."""
@@ -522,6 +527,6 @@ class Evidence:
         Empty where a round of one side does not belong to one of the other: in two separate runs
         whose rounds do not have batches of their own."""
         ratio = self.ratio
-        if ratio is None or not (self.paired or ratio.least):
+        if ratio is None or not (self.paired or ratio.has_own_batches):
             return []
         return [after / before for before, after in zip(ratio.baseline, ratio.new)]

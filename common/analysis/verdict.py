@@ -158,10 +158,8 @@ def by_time(rows: Sequence[Row], scope: str) -> Pick | None:
     best = ranked[0]
     others = [standing for standing in ranked[1:] if standing.ratio]
     rivals = [standing for standing in others if standing.may_be_as_fast]
-    following = rivals or others
-    if not best.beside_load and not rivals:
-        # Other load may have changed the ratios of the rest, so none of these comes next.
-        following = [standing for standing in others if not standing.beside_load]
+    # A row beside other load comes next only where the pick is withheld: then `factor` is None.
+    following = rivals or [other for other in others if best.beside_load or not other.beside_load]
     second = following[0] if following else None
     ratio = second.ratio if second and not best.beside_load else None
     return Pick(

@@ -123,9 +123,10 @@ def shared(words: Sequence[str]) -> list[str]:
 def _is_axis(word: str) -> bool:
     """Return whether a word is an axis of the command `sweep`: "vocab-size=500,4096"."""
     try:
-        return not word.startswith("-") and bool(settings.axis(word))
+        settings.axis(word)
     except UserError:
         return False
+    return not word.startswith("-")
 
 
 def _answers(commands: list[list[str]], device_type: str, address: str) -> Iterator[Answer]:

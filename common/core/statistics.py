@@ -74,9 +74,8 @@ def student_t(confidence: float, freedom: float) -> float:
 
     Substitutes t = sqrt(freedom) tan(angle), which makes the density cos(angle) ** (freedom - 1).
     The integral from 0 to the angle, by Simpson's rule, must be the share `confidence` of the
-    integral from 0 to pi / 2 (`whole`).  Newton's method finds the angle.  With one degree of
-    freedom t = tan(confidence pi / 2), and with more t is smaller.  So the angle of that t is the
-    `highest`.
+    integral from 0 to pi / 2 (`whole`).  Newton's method finds the angle.  It is at most
+    `highest`: t is tan(confidence pi / 2) with one degree of freedom, and smaller with more.
 
     freedom: degrees of freedom, at least 1."""
     whole = (

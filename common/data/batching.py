@@ -138,8 +138,9 @@ def max_frames(utterances: np.ndarray, max_frames: int, padded: bool = False) ->
         ends = np.minimum(starts + max_frames // T, len(T))
     else:
         total = np.cumsum(T)
-        ends = np.searchsorted(total, total - T + max_frames, side="right")
-    ends = np.maximum(ends, starts + 1).tolist()
+        before = total - T  # the frames in front of the batch
+        ends = np.searchsorted(total, before + max_frames, side="right")
+    ends = np.maximum(ends, starts + 1).tolist()  # a batch has an utterance, however long
     bounds = [0]
     while bounds[-1] < len(T):
         bounds.append(ends[bounds[-1]])

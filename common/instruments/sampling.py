@@ -153,7 +153,7 @@ def warm_up(
             yield taken
         for batch in batches[1:]:
             yield sample(batch, 0, True)  # its first repeat, a warm-up
-        return ""
+        return ""  # None would tell `with_load` to go on
 
     return with_load(samples(), threads)
 

@@ -81,7 +81,9 @@ class Leaf:
 
     @property
     def beside_factor(self) -> float:
-        """Return the norm of the error that `factor` leaves, relative to the right gradient's."""
+        """Return the norm of the error that `factor` leaves, relative to the right gradient's.
+
+        What it leaves is orthogonal to the right gradient, so the squares of both errors add up."""
         square = self.error_square - (self.factor - 1) ** 2 * self.right_square
         return math.sqrt(max(square, 0.0) / max(self.right_square, rounding.TINY))
 

@@ -120,10 +120,11 @@ def gives_each(adapter: Adapter, question: Question) -> bool:
 def fits(adapter: Adapter, device: torch.device, question: Question) -> bool:
     """Return whether a run asks the loss a question of JUDGED on this device.
 
-    A loss that takes U >= T is asked all but the questions with `one_symbol`.  Any other loss is
-    asked the questions whose utterances all have U < T: those with `one_symbol` are among them.
-    Left out are also questions about utterances that are too short for the loss, about weights that
-    it cannot apply, and about so many cells that the answer takes minutes."""
+    A loss that takes U >= T, and whose topology has paths for it, is asked all but the questions
+    with `one_symbol`.  Any other loss is asked the questions whose utterances all have U < T: those
+    with `one_symbol` are among them.  Left out are also questions about utterances that are too
+    short for the loss, about weights that it cannot apply, and about so many cells that the answer
+    takes minutes."""
     if adapter.takes_many_targets and adapter.topology not in ONE_SYMBOL:
         takes_targets = not question.one_symbol
     else:

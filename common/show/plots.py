@@ -57,6 +57,8 @@ def over_fastest(rows: Rows) -> Figure | None:
     standings = [item for item in standings if item.row.kind in kinds] or standings
     if not standings:
         return None
+    # Each kind under each torch has a fastest row.  That of the first row counts: the rows are
+    # sorted by kind, the exact one first (`groups.rank`).
     fastest = standings[0].baseline
     scope = standings[0].scope
     dots = [dot for row in rows if (dot := _dot(row, fastest, scope))]
@@ -537,13 +539,14 @@ def drift(rows: Rows) -> Figure | None:
     if not lanes:
         return None
     largest_change = max(abs(change) for lane in lanes for change in lane.changes)
-    largest_drawn = min(largest_change, MOST)
-    scale = FARTHEST / max(largest_drawn, MARKS[-1])  # height of a change by 100%, in lanes
+    # The change at the edge of a lane.  At least the smallest mark fits.
+    edge = min(max(largest_change, MARKS[-1]), MOST)
+    scale = FARTHEST / edge  # height of a change by 100%, in lanes
+    mark = next(share for share in MARKS if share <= edge)
     names = [
         f"{_headed(lane.row.label, lane.range)}  in {number(lane.seconds, 3)} s" for lane in lanes
     ]
     frame = style.lanes(names, lane=WIDE_LANE, gap=int(WIDE_LANE * FARTHEST) + 6)
-    mark = next((share for share in MARKS if share <= largest_drawn), MARKS[-1])
     heights, words = [], []
     shapes: list[Plotly] = []
     for index, lane in enumerate(lanes):

@@ -152,7 +152,8 @@ def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         # The model gets no lengths: no wave here is padded, and models whose features are
         # normalised by groups were trained without lengths.
-        return parts[0](waves)
+        (module,) = parts
+        return module(waves)
 
     return Recogniser(search if is_transducer else call, int(bundle.sample_rate))
 

@@ -277,8 +277,10 @@ class Profiling:
         gradients in the parameters.
 
         open_span: opens the span of each label; None for a step without labels.  By default the
-        labels are there, but nothing is recorded.  Raises UserError and OutOfMemory."""
+        labels are there, to name what fails, but nothing is recorded.  Raises UserError and
+        OutOfMemory."""
         label_of = self.labels if open_span else {}
+        # Without labels too, `hooks.part` opens a span: that of the optimizer.
         hooks = labels.Labels(self.model, label_of, open_span or unseen)
         try:
             with hooks:
