@@ -727,6 +727,10 @@ def walk(
     all paths from this cell to the end. The end is (frames, states - 1), behind the last frame:
     arcs lead to it, and none leaves it. Alpha is row 0 and beta row 1 of mantissas float64 and of
     exponents int64, both (2, cells). Their cells are in the order of parts, see `by_diagonals`.
+
+    One diagonal d = t + u comes after the other, with a lane for each state u: d rises for alpha,
+    and falls for beta. A score is the sum over the arcs into the cell (alpha) or out of it (beta)
+    of the arc's weight times the score at its other end.
     """
     cells = cells.to(tl.int64)
     ahead = 1 - tl.program_id(1)  # 1 for alpha, 0 for beta
@@ -743,7 +747,7 @@ def walk(
     exponents += (1 - ahead) * cells + first
     mantissa = tl.full((BLOCK,), 1.0, dtype=tl.float64)
     exponent = tl.zeros((BLOCK,), dtype=tl.int64)
-    begins = (u == 0) & (ahead == 1)
+    begins = (u == 0) & (ahead == 1)  # alpha of the first cell is 1; beta begins at arcs to the end
     tl.store(mantissas + u, mantissa, mask=begins)
     tl.store(exponents + u, exponent, mask=begins)
     diagonals = frames + states - 1
@@ -761,6 +765,7 @@ def walk(
             )  # fmt: skip
             sign = 1 - 2 * ahead
             other = _place(d + sign * step, u + sign * ARCS[k][1], frames, states, band, S)
+            # For beta, the other end of an arc that ends the path is no cell: its score is 1.
             is_cell = exists & ((ahead == 1) | (ends == 0))
             x *= tl.load(mantissas + other, mask=is_cell, other=1.0)
             x_exponent += tl.load(exponents + other, mask=is_cell, other=0)
@@ -769,6 +774,7 @@ def walk(
             high = tl.maximum(exponent, x_exponent)
             mantissa = mantissa * _two_to(exponent - high) + x * _two_to(x_exponent - high)
             exponent = high
+        # Bring the mantissa back to 1 <= mantissa < 2, by the exponent that its own bits hold.
         shift = (mantissa.to(tl.int64, bitcast=True) >> 52) - 1023
         exponent = tl.where(mantissa == 0, IMPOSSIBLE, exponent + shift)
         mantissa *= _two_to(-shift)

@@ -85,7 +85,7 @@ ACTIVATIONS: Dict[str, Activation] = {
     "hardtanh": Activation(functional.hardtanh, lambda x, y: (y.abs() < 1).to(y.dtype)),
 }
 #: Factors of the hash by which dropout drops, and the mask of its 32 bits; csrc/activations.h has
-#: the same.
+#: the same. The hash is of the family of "lowbias32" (Chris Wellons, hash-prospector).
 FACTORS, BITS = (0x21F0AAAD, 0xD35A2D97), 2**32 - 1
 
 
@@ -183,12 +183,14 @@ class _Joiner:
 def inside(call: Call) -> Tensor:
     """Return for each cell (M, T, U+1) whether it is within the lengths of its row, and within the
     row's window if the call has windows."""
-    t, u = (torch.arange(size, device=call.device) for size in (call.T, call.U1))
+    t = torch.arange(call.T, device=call.device).unsqueeze(1)
     if call.window is not None:
-        begin, end = call.band.unsqueeze(1).unbind(-1)
-        return (t[:, None] >= begin) & (t[:, None] <= end)
+        # The band is within the lengths too: a state in the padding has begin > end.
+        begin, end = call.band.unsqueeze(1).unbind(-1)  # (M, 1, U+1)
+        return (t >= begin) & (t <= end)
+    u = torch.arange(call.U1, device=call.device)
     T_lengths, U_lengths = (x.to(call.device).view(-1, 1, 1) for x in (call.frames, call.U_lengths))
-    return (t[:, None] < T_lengths) & (u <= U_lengths)
+    return (t < T_lengths) & (u <= U_lengths)
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tensor) -> None:
@@ -651,10 +653,15 @@ def confidences(
     span: int,
 ) -> Tensor:
     """Return the probability (N, U) over all paths that each target is emitted at most `span`
-    frames from its frame in `frames` (N, U); 0 where that frame is negative."""
+    frames from its frame in `frames` (N, U); 0 where that frame is negative.
+
+    It is the sum of the posteriors of the target's arcs from the frames within the span.
+    """
     T = log_probabilities.shape[1]
     walk = _walk_of(log_probabilities, T_lengths, U_lengths, lattice)
-    labels = _by_frames(walk.posteriors(walk.alphas(), fastemit_lambda=0.0)[1], T)[:, :, :-1]
+    posteriors = walk.posteriors(walk.alphas(), fastemit_lambda=0.0)
+    # Part 1 is that of the label; none follows the last state: (N, T, U).
+    labels = _by_frames(posteriors[1], T)[:, :, :-1]
     t = torch.arange(T, device=frames.device).view(-1, 1)
     frames = frames.unsqueeze(1)
     return labels.masked_fill((frames < 0) | ((t - frames).abs() > span), 0).sum(1)

@@ -326,9 +326,11 @@ def standings(rows: Sequence[Row], scope: str) -> list[Standing]:
         return []
     pairs = len(timed) * (len(timed) - 1) // 2
     margins = Margins(confidence=statistics.confidence_of_each(pairs))
-    # A row that was timed on fewer batches than others cannot be the fastest.
+    # A row that was timed on fewer batches than others cannot be the fastest.  The batches of
+    # all its rounds count.
     counts = [len(set().union(*row.times_of(scope).medians.values())) for row in timed]
     whole = [row for row, count in zip(timed, counts) if count == max(counts)]
+    # All are compared with one row, here the first: the smallest ratio to it is the fastest's.
     fastest = min(whole, key=lambda row: _order(stand(row, whole[0], scope, margins)))
     others = [stand(row, fastest, scope, margins) for row in timed if row is not fastest]
     others.sort(key=_order)

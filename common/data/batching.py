@@ -211,8 +211,8 @@ def load(settings: Settings, round_number: int | None = None) -> tuple[Batches, 
     path = Path(settings.shape_file)
     factor = shapes.subsampling(path) or SUBSAMPLING
     subsampling = settings.subsampling
-    # Only frames at x4 can be changed to another factor.  Frames at another factor stay as they
-    # are: they are passed to `vary` with a factor of 4, which changes nothing.
+    # Frames at x4 can be changed to any factor; frames at another factor stay as they are.  So the
+    # flag must name that factor or be 4, its default; and `vary` gets 4, which changes no frames.
     if factor != SUBSAMPLING:
         if subsampling not in (factor, SUBSAMPLING):
             raise UserError(

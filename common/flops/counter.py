@@ -314,14 +314,15 @@ class FlopCounter:
         operator that took one of its matrices.
 
         Such a module computes in another thread, in numpy, or in a compiled form.  Returns False
-        for a module that is reported already.  Returns False for a module without matrices, but
-        True if it is in TorchScript with operators of oneDNN (MKLDNN)."""
+        for a module that is reported already, and for one without matrices, which needs no product.
+        """
         if not self.modules.calls[path] or any(path == entry.path for entry in self._not_counted):
             return False
         prefix = f"{path}." if path else ""
         for key, tally in self._counts.items():
             if tally.macs and f"{key.path}.".startswith(prefix):
                 return False
+        # TorchScript that is frozen for oneDNN (MKLDNN) has its matrices in the graph.
         if isinstance(module, torch.jit.ScriptModule) and "MKLDNN" in str(module.graph):
             return True
         ids = [id(weight) for weight in _weights(module) if weight.dim() > 1]

@@ -57,7 +57,8 @@ def measure(
     with_limits = list(rounds)[::LIMITS_EVERY] if limits else []
     optional = [number for number in rounds if number > FEWEST_IN_BUDGET and budget < math.inf]
     certain = [number for number in rounds if number not in optional]
-    # (number of the round, 0 for a job without one; row and pass)
+    # All that will run, with the number of its round: it tells whether the budget may leave it out.
+    # A job of another pass has the number 0, and is certain.
     expected = [(number, LIMITS) for number in with_limits]
     expected += [(job.round or 0, job.row_pass) for job in pending]
     progress.deadline = time.monotonic() + budget

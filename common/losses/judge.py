@@ -192,6 +192,7 @@ class Right:
         If gradients are compared, add the gradient of the simple loss to those of the leaves."""
         T, U = cells.batch.shapes[n]
         utterance = cells.batch.utterance(n)
+        # These are detached in `utterance`: take the leaves, which get the gradient.
         utterance.encoder_out = cells.leaves["encoder_out"][n : n + 1, :T]
         utterance.decoder_out = cells.leaves["decoder_out"][n : n + 1, : U + 1]
         losses = layout.simple_losses(self.model, utterance)

@@ -328,7 +328,7 @@ class ForeignLoad:
         self.cpus = cpus
         self.stat = stat or Path(os.environ.get(PROC) or "/proc", "stat")
         self.start = self._look()
-        self.start_before: Look | None = None  # start of the window before this one
+        self.start_before: Look | None = None  # start of the last window that has ended
 
     def _look(self) -> Look:
         """Return the CPU times of this moment."""
@@ -350,11 +350,12 @@ class ForeignLoad:
         """
         start, end = self.start, self._look()
         short_ns = SHORTEST_WINDOW_NS - (end.ns - start.ns)
-        if short_ns > 0 and self.start_before:
-            start = self.start_before
-        elif short_ns > 0:
-            time.sleep(short_ns / 1e9)
-            end = self._look()
+        if short_ns > 0:
+            if self.start_before:
+                start = self.start_before
+            else:
+                time.sleep(short_ns / 1e9)
+                end = self._look()
         self.start_before = start
         self.start = end
         if start.busy is None or end.busy is None or end.ns <= start.ns:

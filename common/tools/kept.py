@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -144,16 +144,17 @@ def answers(
     for runs in _equal_runs(paths, tool):
         newest_first = sorted(runs, reverse=True)
         newest = newest_first[0]
-        stopped: list[_Stored] = []  # before they measured anything
+        candidates = newest_first
         if len(runs) > 1:
             store.warn_of_clock(newest.file.parent, newest.started)
-            stopped = list(takewhile(lambda run: _is_empty(run.file), newest_first))
-        shown, *hidden = newest_first[len(stopped) :] or [newest]
+            candidates = list(dropwhile(lambda run: _is_empty(run.file), newest_first)) or [newest]
+        shown, *hidden = candidates
         if len(paths) > 1:
             for path in paths:
                 store.warn_of_hidden(Path(path), [run.file.parent for run in hidden])
         result = _answer_of(shown.file, answer)
-        if stopped and shown is not newest and isinstance(result, Answer):
+        stopped = newest_first[: newest_first.index(shown)]  # before they measured anything
+        if stopped and isinstance(result, Answer):
             result.lines.append(text.stopped_later([run.file.parent.name for run in stopped]))
         yield result
 
