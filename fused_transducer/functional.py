@@ -190,7 +190,8 @@ def transducer_loss(
     gradient = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in tensors[:4]
     )
-    gradient = gradient or return_posteriors or return_delay  # these are read from the posteriors
+    # Both come from the posteriors, which are in arcs; without `gradient` arcs is empty.
+    gradient = gradient or return_posteriors or return_delay
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
     seed = _seed(dropout_seed, device) if dropout else None
     tensors = (*tensors, seed, window)
@@ -201,7 +202,7 @@ def transducer_loss(
     call = Call.of(tensors, numbers)
     cells = _room(call, backend, in_graph)
     kept_cells = _kept_cells(call, backend, cells, keep_bytes, in_graph) if gradient else 0
-    losses_of = operators.losses if in_graph else operators.Losses.apply
+    losses_of = operators.losses if in_graph else operators.Losses.apply  # why: see Losses
     losses, arcs, _ = losses_of(*tensors, numbers, backend, gradient, cells, kept_cells)
     if zero_infinity:
         losses = losses.masked_fill(losses == float("inf"), 0)
@@ -217,7 +218,7 @@ def transducer_loss(
     if return_posteriors or return_delay:
         posteriors = plain.parts_of_cells(call, arcs, backend, padding=0.0)
         if fastemit_lambda:
-            posteriors[..., 1] /= 1 + fastemit_lambda
+            posteriors[..., 1] /= 1 + fastemit_lambda  # arcs, made for gradients, has this factor
         if return_posteriors:
             results.append(posteriors)
         if return_delay:

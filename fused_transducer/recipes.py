@@ -362,7 +362,8 @@ def _patched_forward(
     decoder_out = model.decoder(decoder_input_ids, cache=decoder_cache)
     loss = transformers(model, encoder_outputs, decoder_out, labels, **patched["options"])
     logits = None
-    if patched["logits"] or (patched["logits"] is None and not model.training):
+    with_logits = not model.training if patched["logits"] is None else patched["logits"]
+    if with_logits:
         logits = model.joint(decoder_out[:, None], encoder_outputs.pooler_output[:, :, None])
     values = {}
     for field in dataclasses.fields(output):

@@ -76,6 +76,7 @@ def read_runs(path: Path) -> list[Row]:
 
     Raises UserError where none can be read."""
     log = logs.read([path], all_runs=True, traces=False)
+    # A row that cannot be read has no records, so its header has no name.
     runs = [row for row in [*log.rows, *log.swept] if row.header.name]
     unreadable = [row.reason for row in log.rows if row.unreadable]
     if not runs:

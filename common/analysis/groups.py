@@ -325,10 +325,11 @@ def sweeps(rows: Sequence[Row]) -> list[Sweep]:
         for key in group[0].header.values:
             values = list(dict.fromkeys(row.header.values[key] for row in group))
             grid[key] = sorted(values) if is_numeric(values) else values
-        sweep = Sweep(grid, sorted(group, key=lambda row: _cell_index(row, grid)))
+        sweep = Sweep(grid, group)
         for _, cell in sweep.cells():
             standing.rank_times(cell)
             label(cell)
+        # Only now: `rank` reads the standings.
         sweep.rows.sort(key=lambda row: (_cell_index(row, grid), rank(row)))
         result.append(sweep)
     return result

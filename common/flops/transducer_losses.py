@@ -123,7 +123,9 @@ def _mutual_information(call: Call) -> int:
 
 def _fused(call: Call) -> Any:
     """Return a fused_transducer.call.Call, that package's own form of its operators' arguments: the
-    tensors, and the numbers of its options."""
+    tensors, and the numbers of its options.
+
+    The package may not be installed.  Where its operators are counted, it is imported already."""
     package = sys.modules["fused_transducer.call"]
     return package.Call.of([call[name] for name in package.TENSORS], call["options"])
 

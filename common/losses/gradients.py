@@ -226,7 +226,7 @@ class Errors:
                 # Other leaves were compared whole, by `note_leaf`.
                 if name == "given" and worst > leaf.worst:
                     leaf.worst = worst
-                    utterance = region[0] + 1
+                    utterance = region[0] + 1  # region: (n, ...)
                     leaf.furthest = f"the padding of utterance {utterance}: {worst:.4g}, expected 0"
 
 

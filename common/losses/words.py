@@ -152,6 +152,7 @@ def guess(got: float, right: float, shapes: Shapes) -> str:
         }
         for name, divisor in divisors.items():
             if divisor > 1:
+                # setdefault: of equal numbers, such as T = U, the first name stays
                 causes.setdefault(1 / divisor, f"1/{divisor} of it: divided by {name}?")
     causes[1 / math.log(2)] = "1/log(2) times it: logarithms to the base 2?"
     causes[2.0] = "twice it: counted twice?"

@@ -121,7 +121,7 @@ def available_memory() -> int | None:
         ("memory.limit_in_bytes", "memory.usage_in_bytes"),
     ):
         for words in _cgroup_values("memory", limit, usage):
-            if len(words) == 2 and words[limit] != ["max"]:
+            if len(words) == 2 and words[limit] != ["max"]:  # both files are there
                 room = int(words[limit][0]) - int(words[usage][0])  # page cache counts as used
                 available = min(available, max(room, 0))
     return available

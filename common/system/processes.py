@@ -180,9 +180,8 @@ class Server:
     def answer(self, seconds: float) -> dict[str, int]:
         """Return the next answer of those that the module describes; {} if none comes in this time.
 
-        An answer also sets `ready` and `busy`.  While a job waits for its answer, the answer
-        "ready" sets `ready` and is not returned.  If the server has died, return its own
-        "returncode"."""
+        Any answer sets `ready`, and "returncode" ends `busy`.  If the server has died, return its
+        own "returncode"."""
         deadline = time.monotonic() + seconds
         while self.poll.poll(1000 * max(deadline - time.monotonic(), 0)):
             line = self.process.stdout.readline()
@@ -192,11 +191,9 @@ class Server:
                 continue
             answer: dict[str, int] = json.loads(line)
             self.ready = True
-            if "ready" not in answer:
-                self.busy = "returncode" not in answer
-                return answer
-            if not self.busy:
-                return answer
+            if "returncode" in answer:
+                self.busy = False
+            return answer
         return {}
 
     def close(self) -> None:

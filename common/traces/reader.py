@@ -404,7 +404,7 @@ class Trace:
         )
 
     def add(self, event: Event) -> None:
-        """Take in an event that is no operator."""
+        """Take in an event of memory, a span or a kernel; leave out any other."""
         if event.name == "[memory]":
             self._add_memory(event)
         elif event.cat == "user_annotation" and event.ph == "X" and event.name:
@@ -444,9 +444,11 @@ def read(path: Path) -> Trace:
             for events in read_events(stream):
                 for event in events:
                     trace.salvaged += event.salvaged
+                    if event.cat == "python_function":
+                        continue  # not used; most events of a trace with stacks
                     if event.cat == "cpu_op" and is_number(event.ts):
                         trace.operators.append(event.ts)
-                    elif event.cat != "python_function":  # most events of a trace with stacks
+                    else:
                         trace.add(event)
     except (Broken, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise TraceError(f"{path}: not a whole trace: {error}; profile again") from error

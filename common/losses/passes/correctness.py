@@ -118,6 +118,7 @@ def check(
         verdict = questions.verdict(adapter, device, question, answer)
         if verdict.imprecise is not None:
             imprecise.append(verdict.imprecise)
+        # Not others: larger or sharper logits have larger errors, and larger limits.
         if question.logits == "random" and question.largest is None:
             limits = verdict.limits
             losses.append(Error(answer.loss_error, limits.loss))
@@ -125,11 +126,10 @@ def check(
             slopes.append(Error(answer.slope_error, limits.slope))
         if verdict.wrong or answer.overwritten:
             mistakes = words.mistakes(adapter, question, device)
-            line = words.of_answer(answer, verdict.wrong, mistakes)
-            line = f"{words.of_small(question.shapes)}: {line}"
-            if question.title:
-                line = f"with {question.title}: {line}"
-            failures.append(Failure(question, line))
+            title = f"with {question.title}: " if question.title else ""
+            shapes = words.of_small(question.shapes)
+            what = words.of_answer(answer, verdict.wrong, mistakes)
+            failures.append(Failure(question, f"{title}{shapes}: {what}"))
     # An utterance alone tells the author of the loss more than a batch.
     failures.sort(key=lambda failure: len(failure.question.shapes) > 1)
     return Checked(

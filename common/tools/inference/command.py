@@ -136,8 +136,8 @@ def planned(config: Profile, python: Path) -> list[job.Task]:
     for position in positions(config):
         if not is_skipped(position, config.profiling_dimensions):
             request = as_written(Request(config, position))
-            changes = (("threads", position.threads),)
-            tasks.append(job.Task(position.job, TOOL, request, changes, python=python))
+            threads = (("threads", position.threads),)
+            tasks.append(job.Task(position.job, TOOL, request, overrides=threads, python=python))
     return tasks
 
 

@@ -373,6 +373,7 @@ def grid_table(name: str, rows: Sequence[Row], variant: str) -> show.Table:
             words = grid.words(row) if isinstance(row, Measured) else row.status
             line[str(row.position.size)] = show.Cell(words)
         table.append(line)
+    # All lines have the keys of the first: `answer` gives skipped cells a row too.
     columns = [show.Column(head, numeric=head != "audio") for head in table[0]]
     title = f"{grid.title}, {variant}" if variant else grid.title
     return show.Table(

@@ -91,7 +91,7 @@ class Labels:
             if error_type and stack:
                 call = stack[-1].call
                 self.where = f"{call.chain[-1]} ({call.path}), {phase}"
-            self._pop(stack, count=0)
+            self._pop(stack, keep=0)
         self._hooks.close()
 
     @contextmanager
@@ -103,7 +103,7 @@ class Labels:
 
     def end_backward(self) -> None:
         """End the backwards that still run: those of calls whose inputs need no gradient."""
-        self._pop(self._stacks[BACKWARD], count=0)
+        self._pop(self._stacks[BACKWARD], keep=0)
 
     def _before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Begin the forward of a call; return its arguments, marked so that the gradients that
@@ -157,9 +157,9 @@ class Labels:
         context.__enter__()
         self._stacks[phase].append(Running(call, context))
 
-    def _pop(self, stack: list[Running], count: int) -> None:
-        """Take all calls but the outermost `count` off a stack, and exit their spans."""
-        while len(stack) > count:
+    def _pop(self, stack: list[Running], keep: int) -> None:
+        """Take all calls but the outermost `keep` off a stack, and exit their spans."""
+        while len(stack) > keep:
             stack.pop().context.__exit__(None, None, None)
 
 
