@@ -201,6 +201,7 @@ class _Launch:
         kernels: the module of the kernels
         cells: columns of `arcs`
         states: columns of `arcs` for each frame
+        T_lengths, U_lengths (M,): int32, on the device of the call; both of each row
         band (M, T, 2): the range of states of each frame under a window; None without a window
         HP, VP: H and V with the columns that pad rows to multiples of ALIGNED bytes
         strides: of utterances and frames of the encoder's outputs, of rows and states of the
@@ -217,6 +218,7 @@ class _Launch:
         self.bias = call.weight if call.bias is None else call.bias.contiguous()
         integers = [call.targets, call.T_lengths, call.U_lengths]
         integers += [] if call.utterance_of is None else [call.utterance_of]
+        # A capture cannot copy integers from the host.
         on_host = any(x.device != call.device for x in integers)
         if on_host and call.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise ValueError(
@@ -235,6 +237,7 @@ class _Launch:
         self.band = None
         if call.window is not None:
             first, end = windows.states_of_frames(call.band, call.T).unbind(-1)
+            # Where `cells` is less than `room`, see `fits`, the last states have no column.
             end = torch.minimum(end, first + self.states)
             self.band = torch.stack([first, end], -1).to(torch.int32)
         self.sizes = call.T, self.states
@@ -307,8 +310,10 @@ class _Launch:
         size: bytes of a number
         BM: cells of a block
 
-        A batch of few cells has one tile. The size of this tile is a power of two, since kernels
-        are compiled for each size.
+        Unless the caller set `tile_cells`, a tile has the cells that keep all multiprocessors busy,
+        or the whole blocks that fit in TILE_BYTES if these are fewer, but 256 cells at least. A
+        batch of few cells has one tile. The size of this tile is a power of two, since kernels are
+        compiled for each size.
         """
         fitting = TILE_BYTES // self.bytes_of_cell(size) // BM * BM
         wanted = max(WAVES * BM * self.multiprocessors, FEWEST_CELLS)
@@ -583,8 +588,9 @@ class _WeightGradients:
         self.kernel = launch.kernels.weight_gradients
         self.blocks = {**blocks._asdict(), **launch.products(dtype)}
         down = _ceil(call.V, blocks.BV)
+        # Without the gradient of the weight, one column of blocks sums that of the bias.
         across = _ceil(call.H, blocks.BH) if weight else 1
-        most = min(MOST_SPLITS, _ceil(rows, 256))
+        most = min(MOST_SPLITS, _ceil(rows, 256))  # at most one split for each 256 rows
         splits, share = _splits(down * across, _ceil(rows, blocks.BM), most, launch.multiprocessors)
         self.grid = (down, across, splits)
         self.flags = {

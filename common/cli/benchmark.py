@@ -42,7 +42,7 @@ DETAILS = "details.txt"
 
 def main(arguments: Namespace) -> int:
     """Measure what the flags choose, here or on a cluster; return the exit code."""
-    names = parser.chosen(arguments)
+    names = parser.chosen(arguments)  # refuses flags that choose nothing, for a cluster too
     if arguments.executor == "ray":
         return on_cluster(arguments)
     if arguments.ray_address != "auto":

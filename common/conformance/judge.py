@@ -148,6 +148,8 @@ def judge_in_fork(
     """
 
     def work(pipe: Connection) -> None:
+        """Send a dict of fields of the row, then each outcome; if the implementation cannot be
+        loaded, send only a tuple: its status and the reason."""
         try:
             adapter, device = loaded()
         except errors.NotRunnable as error:

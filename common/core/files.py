@@ -208,12 +208,14 @@ def write_whole(*contents: tuple[Path, Content], advice: str) -> None:
         try:
             for path, content in contents:
                 in_place = path.parent in _DEVICES or (path.exists() and not path.is_file())
-                stream = stack.enter_context(open(path, "wb") if in_place else _open_beside(path))
-                if not in_place:
-                    temporaries[Path(stream.name)] = path
+                if in_place:
+                    _write(content, stack.enter_context(open(path, "wb")))
+                    continue
+                # open, and so locked, until it is renamed
+                stream = stack.enter_context(_open_beside(path))
+                temporaries[Path(stream.name)] = path
                 _write(content, stream)
-                if not in_place:
-                    os.fsync(stream.fileno())
+                os.fsync(stream.fileno())
             for temporary, path in temporaries.items():
                 os.replace(temporary, path)
         except OSError as error:

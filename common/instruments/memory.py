@@ -229,7 +229,7 @@ class AddressSpace(Limit):
         finally:
             # End the limit first, since the handler of an error needs memory too.
             resource.setrlimit(resource.RLIMIT_AS, before)
-            peak = status_bytes("VmHWM")
+            peak = status_bytes("VmHWM")  # of this block, if the earlier peak could be cleared
             self.peak_bytes = max(peak - self.resident, 0) if cleared and peak is not None else None
 
 

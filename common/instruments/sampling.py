@@ -117,7 +117,7 @@ def with_load(samples: Generator[Any, None, str], threads: int | None) -> Genera
     while why is None:
         try:
             waiting.append(next(samples))
-        except StopIteration as end:
+        except StopIteration as end:  # a `for` loop would lose what `samples` returns
             why = end.value
         if why is not None or load.ready():
             share = load.share()

@@ -12,7 +12,6 @@ from rnnt_bench.core.questions import Question, Shapes
 from rnnt_bench.core.text import UNBOUNDED
 from rnnt_bench.losses import oracle, questions
 from rnnt_bench.losses.adapter import Adapter
-from rnnt_bench.losses.gradients import Leaf
 from rnnt_bench.losses.judge import Answer, Judged, gradient_of
 
 #: A value is taken for one with a known cause if they differ by at most this share.
@@ -23,31 +22,33 @@ def of_answer(answer: Answer, wrong: Sequence[Judged], fitting: Mapping[str, flo
     """Return what is wrong with an answer, and where; "" if nothing is.
 
     Args:
-        wrong: the errors above what is allowed, the worst first.
+        wrong: the errors above what is allowed, the worst first; that of the loss before all.
         fitting: {a usual mistake, in words: the loss with it}, see `mistakes`.
     """
     lines = []
     if answer.overwritten:
         lines.append(f"it overwrites {', '.join(answer.overwritten)}, which it may only read")
     if wrong:
-        allowed = f"{wrong[0].limit:.0e} is allowed"
-        # The leaf with the worst gradient; "" if no gradient is wrong.
-        name = next((line.leaf for line in wrong if line.leaf), "")
-        leaf = answer.errors.leaves[name] if name else Leaf()
-        if wrong[0].leaf:
-            line = of_gradient(answer, leaf, wrong[0], allowed)
+        worst = wrong[0]
+        allowed = f"{worst.limit:.0e} is allowed"
+        if worst.leaf:
+            line = of_gradient(answer, worst, allowed)
         else:
             line = f"{of_losses(answer, fitting)}; {allowed}"
-            if leaf.furthest:
-                line += f"; {gradient_of(name)} furthest off at {leaf.furthest}"
+            # The leaf with the worst gradient; "" if no gradient is wrong.
+            name = next((error.leaf for error in wrong if error.leaf), "")
+            furthest = answer.errors.leaves[name].furthest if name else ""
+            if furthest:
+                line += f"; {gradient_of(name)} furthest off at {furthest}"
         lines.append(line)
     return "; ".join(lines)
 
 
-def of_gradient(answer: Answer, leaf: Leaf, worst: Judged, allowed: str) -> str:
+def of_gradient(answer: Answer, worst: Judged, allowed: str) -> str:
     """Return what is wrong with the gradient of a leaf, where no loss is wrong.
 
     worst: the worst error of this gradient; allowed: its limit, in words."""
+    leaf = answer.errors.leaves[worst.leaf]
     subject = f"the loss is right, the {gradient_of(worst.leaf)} is"
     if leaf.missing:
         return f"{subject} missing"
@@ -120,8 +121,9 @@ def mistakes(adapter: Adapter, question: Question, device: torch.device) -> dict
         )
     ends = torch.stack([logits[n, T - 1, U] for n, (T, U) in enumerate(shapes)])
     any_target = torch.zeros(len(shapes), dtype=torch.int64)  # the blank's part is the same for all
-    final_blank = topology.parts(ends, any_target, blank)[:, 0]
+    final_blank = topology.parts(ends, any_target, blank)[:, 0]  # part 0 is the blank's
     right = oracle.losses(logits, targets, shapes, blank, topology)
+    # A loss is minus a log-probability: adding that of the blank takes it out.
     losses["the loss without the final blank"] = right + final_blank
     if not topology.extra:
         unnormalised = oracle.arc_losses(logits, targets, shapes, blank, topology)

@@ -38,8 +38,8 @@ from rnnt_bench.present.text import (
 
 Lines = list[str]
 FORMATS = ("table", "markdown", "csv", "json")
-#: Status of a run -> mark of its cell (a class of page.css).
-STATUS_MARKS = {"ok": "good", **dict.fromkeys(NOT_RUNNABLE, "quiet")}
+#: Status, as tables show it -> mark of its cell (a class of page.css).
+STATUS_MARKS = {"ok": "good", "imprecise": "good", **dict.fromkeys(NOT_RUNNABLE, "quiet")}
 
 
 def whole(log: logs.Log, format: str = "table", folders: Sequence[Path] = ()) -> str:
@@ -102,13 +102,14 @@ def _cell(row: Row, metric: metrics.Metric) -> Cell:
     words = plain(metric.shown(row))
     if metric.numeric:
         value = metric.value(row)
-        if value is None and words != "-":  # an interval, for example, has no number
+        # Words without a number, such as an interval, are their own value; "-" has none.
+        if value is None and words != "-":
             value = words
         return Cell(words, value, row.trace if metric.profiled else row.results)
     if metric.key == "label":
         return Cell(words, mark="name")
     if metric.key == "status":
-        return Cell(words, mark="bad" if words == "busy" else STATUS_MARKS.get(row.status, "bad"))
+        return Cell(words, mark=STATUS_MARKS.get(words, "bad"))
     return Cell(words)
 
 

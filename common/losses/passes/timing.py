@@ -194,15 +194,16 @@ def run(context) -> Iterator[Sample | Stop]:
     resident = memory.status_bytes("VmRSS")
     weights = dict(context.model.named_parameters())
     weights_before = fingerprints(weights)
+    reuses_heap = settings.allocator == "reuse" and not clock.cuda
     ends: list[tuple[Stop, dict[int, Taken]]] = []
     for part in parts(context):
         of_scope = OfScope(context, clock, part)
         yield from sampling.warm_up(of_scope.sample, part.warm_up, settings.max_seconds, threads)
-        is_reused = settings.allocator == "reuse" and not clock.cuda
         # A loss that is timed after its step has no warm-up, and reuses the heap of the step.  A
         # loss that loops in Python has no warm-up either, but needs a heap.
         needs_heap = part.warm_up or context.loops_in_python
-        if is_reused and needs_heap and resident is not None:
+        if reuses_heap and needs_heap and resident is not None:
+            # The heap gets as much again as the process has grown by since the start.
             grown_bytes = (memory.status_bytes("VmRSS") or 0) - resident
             memory.widen_heap(grown_bytes)
         yield from sampling.sweep(

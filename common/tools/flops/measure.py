@@ -216,8 +216,8 @@ def _count(
         except errors.UserError:
             raise
         except (Exception, SystemExit) as error:  # a model may raise anything
-            where = counter.modules.current()[0] or "the model"
-            reason = f"{text.reason_of(error)}, in {where}"
+            path, _ = counter.modules.current()  # "" for the whole model
+            reason = f"{text.reason_of(error)}, in {path or 'the model'}"
             hint = ""
             if flags["device"] == "meta":
                 hint = "; if it looks at values, which the meta device has not, try --device cpu"

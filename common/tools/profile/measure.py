@@ -253,7 +253,10 @@ class Profiling:
         return self.model.get_submodule("model") if self.choice.model else self.model
 
     def parts(self) -> dict[str, torch.nn.Module]:
-        """Return the modules whose parameters are counted, by name: "model" and its parts."""
+        """Return the modules whose parameters are counted, by name: "model" and its parts.
+
+        The parts of a model of --model are its children.  The others have the encoder, what is in
+        it, "layer" (the first: all are alike), and the rest, `model.parts()`."""
         model: Any = self.model
         if self.choice.model:
             return {"model": model, **dict(model.model.named_children())}
