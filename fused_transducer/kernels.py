@@ -63,23 +63,23 @@ def _normal(x):
 @triton.jit
 def _activate(x, KIND: tl.constexpr):
     """Return the activation of float32 x; KIND: its number in ACTIVATIONS of call.py."""
-    if KIND == 1:
+    if KIND == 1:  # tanh
         x = _tanh(x)
-    if KIND == 2:
+    if KIND == 2:  # relu
         x = tl.where(x < 0, 0.0, x)
-    if KIND == 3:
+    if KIND == 3:  # sigmoid
         x = _sigmoid(x)
-    if KIND == 4:
+    if KIND == 4:  # leaky_relu
         x = tl.where(x < 0, 0.01 * x, x)
-    if KIND == 5:
+    if KIND == 5:  # silu
         x = x * _sigmoid(x)
-    if KIND == 6:
+    if KIND == 6:  # gelu
         x = x * _normal(x)
-    if KIND == 7:
+    if KIND == 7:  # selu
         x = tl.where(
             x > 0, 1.0507009873554805 * x, 1.7580993408473769 * _expm1(tl.where(x > 0, 0.0, x))
         )
-    if KIND == 8:
+    if KIND == 8:  # hardtanh
         x = tl.where(x < -1, -1.0, tl.where(x > 1, 1.0, x))
     return x
 
@@ -88,26 +88,26 @@ def _activate(x, KIND: tl.constexpr):
 def _slope(x, KIND: tl.constexpr):
     """Return the derivative of an activation at x; KIND: the activation's number in ACTIVATIONS of
     call.py."""
-    if KIND == 1:
+    if KIND == 1:  # tanh
         a = _tanh(x)
         x = 1.0 - a * a
-    if KIND == 2:
+    if KIND == 2:  # relu
         x = tl.where(x > 0, 1.0, 0.0)
-    if KIND == 3:
+    if KIND == 3:  # sigmoid
         s = _sigmoid(x)
         x = s * (1.0 - s)
-    if KIND == 4:
+    if KIND == 4:  # leaky_relu
         x = tl.where(x > 0, 1.0, 0.01)
-    if KIND == 5:
+    if KIND == 5:  # silu
         s = _sigmoid(x)
         x = s * (1.0 + x * (1.0 - s))
-    if KIND == 6:
+    if KIND == 6:  # gelu
         x = _normal(x) + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
-    if KIND == 7:
+    if KIND == 7:  # selu
         x = tl.where(
             x > 0, 1.0507009873554805, 1.7580993408473769 * tl.exp(tl.where(x > 0, 0.0, x))
         )
-    if KIND == 8:
+    if KIND == 8:  # hardtanh
         x = tl.where((x > -1) & (x < 1), 1.0, 0.0)
     return x
 
@@ -129,7 +129,9 @@ def _log1p(x):
 
 @triton.jit
 def _expm1(x):
-    """Return exp(x) - 1 of float32 x, with all digits of float32 for a small x too."""
+    """Return exp(x) - 1 of float32 x, with all digits of float32 for a small x too.
+
+    For a small x it is the sum of x**n / n! for n from 1 to 8."""
     p = 1.3888889e-3 + x * (1.9841270e-4 + x * 2.4801587e-5)
     p = 1.0 + x * (0.5 + x * (0.16666667 + x * (0.041666668 + x * (8.3333338e-3 + x * p))))
     return tl.where(tl.abs(x) < 0.5, x * p, tl.exp(x) - 1.0)
@@ -809,7 +811,7 @@ def _posterior(
     ahead = cells + _place(d + ARC[0] + ARC[1], u + ARC[1], frames, states, band, S)
     x *= tl.load(mantissas + here, mask=exists, other=0.0)
     x_exponent += tl.load(exponents + here, mask=exists, other=0)
-    is_cell = exists & (ends == 0)
+    is_cell = exists & (ends == 0)  # where a path ends, beta is 1
     x *= tl.load(mantissas + ahead, mask=is_cell, other=1.0)
     x_exponent += tl.load(exponents + ahead, mask=is_cell, other=0)
     is_possible = x != 0  # the exponent of a probability of 0 says nothing

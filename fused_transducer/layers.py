@@ -78,7 +78,7 @@ def _with_low_rank(layer: Any) -> Tuple[Tensor, Optional[Tensor]]:
     weight, bias = of_linear(layer.base_layer)
     if layer.disable_adapters and layer.merged:
         layer.unmerge()
-    if layer.disable_adapters or layer.merged:
+    if layer.disable_adapters or layer.merged:  # a merged layer has the terms in its weight
         return weight, bias
     for name in layer.active_adapters:
         if name not in layer.lora_A:
@@ -101,7 +101,9 @@ def _with_low_rank(layer: Any) -> Tuple[Tensor, Optional[Tensor]]:
         if B_bias is not None:
             B_bias = layer.scaling[name] * B_bias.to(wide)
             bias = B_bias if bias is None else bias.to(wide) + B_bias
-    return weight, bias if bias is None else bias.to(weight.dtype)
+    if bias is not None:
+        bias = bias.to(weight.dtype)
+    return weight, bias
 
 
 def _call_hooks(layer: nn.Linear) -> None:

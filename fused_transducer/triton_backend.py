@@ -555,12 +555,13 @@ def _splits(programs: int, blocks: int, most: int, multiprocessors: int) -> Tupl
     """Return the best split of the rows: (number of splits, blocks of each split).
 
     Each of `programs` programs goes through `blocks` blocks of rows. A split into n parts makes n
-    times as many programs, each with an n-th of the blocks. The best is the smallest n whose time
-    is at most 1.1 times the shortest time. A time is the number of blocks that the busiest
-    multiprocessor goes through.
+    times as many programs, each with an n-th of the blocks, its share. The best is the smallest n,
+    thus the largest share, whose time is at most 1.1 times the shortest time. A time is the number
+    of blocks that the busiest multiprocessor goes through: its programs times their share.
 
     most: the largest number of splits to try
     """
+    # Rounded up, several numbers of splits have one share; the smallest of them does for it.
     shares = {_ceil(blocks, wanted) for wanted in range(1, most + 1)}
     times = {
         share: _ceil(programs * _ceil(blocks, share), multiprocessors) * share for share in shares

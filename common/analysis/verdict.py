@@ -203,7 +203,9 @@ def ranked_kinds(rows: Sequence[Row]) -> Sequence[str | None]:
     kind alone."""
     kinds = {row.kind for row in rows if row.is_comparable and not row.other_torch}
     lattices = kinds.intersection(implementations.LATTICES)
-    return EXACT if kinds.intersection(EXACT) or len(lattices) != 1 else tuple(lattices)
+    if not kinds.intersection(EXACT) and len(lattices) == 1:
+        return tuple(lattices)
+    return EXACT
 
 
 def _ok(rows: Sequence[Row], kinds: Sequence[str | None] | None = None) -> list[Row]:

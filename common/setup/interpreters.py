@@ -139,6 +139,7 @@ def _compile(package: str, python: Path, device: str) -> bool:
     Returns whether it is there then: False if it cannot be compiled."""
     command = [str(python), "-m", "rnnt_bench.setup.extensions", package]
     command += ["--device", device.partition(":")[0]]
+    # It prints the folder of the package; the output of a command that fails is "".
     return bool(processes.output(command, stderr=None, cwd=ROOT))
 
 

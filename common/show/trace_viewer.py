@@ -32,9 +32,9 @@ GZIP = b"\x1f\x8b"
 POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data: http://127.0.0.1:* ws://127.0.0.1:*"
 #: The lines of a labelled span up to its "tid", as the profiler indents them:
 #: "ph": "X", "cat": "user_annotation", "name": "forward", "pid": 17, "tid": 17,
-#: Its groups: everything before the tid, the pid, the tid.
 _LABEL = re.compile(
-    rb'(?m)^( *"ph": "X", "cat": "user_annotation", .*"pid": (\d+), "tid": )(\d{1,9})(?=,\s*$)'
+    rb'(?m)^(?P<before_tid> *"ph": "X", "cat": "user_annotation", .*"pid": (?P<pid>\d+), "tid": )'
+    rb"(?P<tid>\d{1,9})(?=,\s*$)"
 )
 
 
@@ -44,16 +44,16 @@ def labelled(content: bytes) -> bytes:
     On the track of its thread, Perfetto would drop a labelled span that overlaps another span. The
     new track of thread 17 has the id 1000000017.
     """
-    tracks = {(match[2], _own_track(match)) for match in _LABEL.finditer(content)}  # (pid, tid)
+    tracks = {(match["pid"], _own_track(match)) for match in _LABEL.finditer(content)}
     event = b'{"name": "thread_name", "ph": "M", "ts": 0, "pid": %s, "tid": %s, "args": {"name": "steps and stages"}},'
     names = b"".join(event % track for track in sorted(tracks))
-    content = _LABEL.sub(lambda match: match[1] + _own_track(match), content)
+    content = _LABEL.sub(lambda match: match["before_tid"] + _own_track(match), content)
     return content.replace(b'"traceEvents": [', b'"traceEvents": [' + names, 1)
 
 
 def _own_track(label: re.Match[bytes]) -> bytes:
     """Return the id of the new track for a match of _LABEL: "1", and the thread in nine digits."""
-    return b"1%09d" % int(label[3])
+    return b"1%09d" % int(label["tid"])
 
 
 def choose(name: str, log_dir: Path, window: int) -> Path:

@@ -30,8 +30,9 @@ def _cgroup_values(controller: str, *files: str) -> list[dict[str, list[str]]]:
             continue
         top = CGROUPS / controllers
         innermost = top / path.lstrip("/")
-        depth = len(innermost.parts) - len(top.parts)
-        for folder in [innermost, *innermost.parents][: depth + 1]:  # the last is `top`
+        for folder in (innermost, *innermost.parents):
+            if not folder.is_relative_to(top):
+                break
             words = {}
             for file in files:
                 with suppress(OSError):

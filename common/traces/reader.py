@@ -252,9 +252,9 @@ def _events_of_any_layout(unread: _Text) -> Iterator[Sequence[Event]]:
             events = []
             unread.drop(at)
             at = 0
-            # The next piece of the file may have the next event, or the rest of this one.
-            may_go_on = not unread.text or unread.text.startswith("{")
-            if isinstance(error, RecursionError) or not may_go_on:
+            # Where the text ends, or an event begins, the next piece of the file may have the rest.
+            may_go_on = unread.text[:1] in ("", "{") and not isinstance(error, RecursionError)
+            if not may_go_on:
                 raise Broken(f"an event after character {unread.position:,} is not JSON") from None
             unread.read_more()
             continue

@@ -143,15 +143,16 @@ def rights_of(context, scope: str, steps: Sequence[LossStep], factors: Factors =
         tensors.update({f"{name} {number}": tensor for name, tensor in reads.items()})
         names += [f"{name} {number}" for name, leaf in step.leaves.items() if leaf.requires_grad]
     seed = seed_of(context) if names else 0
-    numbers = [(step.batch.shapes, factor.tolist()) for step, factor in zip(steps, factors)]
+    asked = [(step.batch.shapes, factor.tolist()) for step, factor in zip(steps, factors)]
     # A pruned loss adds its simple one in scope "step" alone.
     added = scope if layouts.of(adapter).approximate else ""
-    key = [adapter.lattice, adapter.blank, added, context.dtype, seed, names, numbers]
-    # Float32 is twice as fast on a CPU, and as good where a leaf may be off by a hundredth.
-    is_narrow = names and context.device.type == "cpu" and context.dtype == torch.float32
+    key = [adapter.lattice, adapter.blank, added, context.dtype, seed, names, asked]
 
     def compute() -> dict[str, list[float]]:
-        dtype = torch.float32 if is_narrow else torch.float64
+        dtype = torch.float64
+        if names and context.device.type == "cpu" and context.dtype == torch.float32:
+            # Twice as fast on a CPU, and as good where a leaf may be off by a hundredth.
+            dtype = torch.float32
         right = Right(adapter, context.model, scope, steps, factors, dtype)
         sketch = right.sketch(seed)
         largest_loss = float(torch.cat(right.losses).abs().max())

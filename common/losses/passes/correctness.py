@@ -172,15 +172,12 @@ def answers_at_size(context, index: int) -> tuple[list[Answer], list[str]]:
     """
     result: list[Answer] = []
     differing: list[str] = []
-    scopes = layouts.of(context.adapter).scopes
-    if context.same_as:
-        scopes = context.settings.scopes
+    has_steps_before = not (context.loops_in_python or context.same_as)
+    scopes = context.settings.scopes if context.same_as else layouts.of(context.adapter).scopes
     for scope in scopes:
-        earlier: dict[str, bytes] = {}
-        if not (context.loops_in_python or context.same_as):
-            earlier = run_before(context, scope, index)
+        earlier = run_before(context, scope, index) if has_steps_before else {}
         answer = ask(partial(ready, context, scope, index), scope)
-        if not result:
+        if not result:  # the first scope; without steps before it, nothing differs
             differing = changed(earlier, answer.computed)
         answer.computed.clear()  # a gradient takes as much memory as its leaf, such as the logits
         result.append(answer)

@@ -79,12 +79,14 @@ def of_module(module: Any) -> Recogniser:
         for name, parameter in parameters.items()
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
-    lengths_names = list(filter(LENGTHS.fullmatch, by_name))[:1]  # one name, or none
+    lengths_name = next(filter(LENGTHS.fullmatch, by_name), None)
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         if len(required) > 1:
             return module(waves, lengths)
-        return module(waves, **dict.fromkeys(lengths_names, lengths))
+        if lengths_name is None:
+            return module(waves)
+        return module(waves, **{lengths_name: lengths})
 
     rate = int(getattr(module, "sample_rate", SAMPLE_RATE))
     return Recogniser(call, rate, getattr(module, "stream", None))
