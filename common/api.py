@@ -135,6 +135,7 @@ def measure(
         folder = str(log_dir or scratch)
         arguments = [*_as_arguments(options), *choice, "--quiet", "--log-dir", folder]
         _run("run", *arguments, allowed=(0, 1))
+        # False sorts before True: the loss's own row is the first.
         return Results(sorted(load(folder), key=lambda row: row["name"] in beside))
 
 

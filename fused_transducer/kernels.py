@@ -114,7 +114,11 @@ def _slope(x, KIND: tl.constexpr):
 
 @triton.jit
 def _log1p(x):
-    """Return log(1 + x) of float32 x >= 0, with all digits of float32 for a small x too."""
+    """Return log(1 + x) of float32 x >= 0, with all digits of float32 for a small x too.
+
+    With 1 + x = 2**k m, m = 1 + y and s = y / (2 + y), it is k log(2) + 2 (s + s**3 / 3 + s**5 / 5
+    + ...). If k is 0, y is x itself: 1 + x has lost digits of a small x.
+    """
     bits = (1.0 + x).to(tl.int32, bitcast=True)
     exponent = (bits - 0x3F3504F3) >> 23  # 1 + x is 2**exponent times a number from 0.707 to 1.414
     near_one = (bits - (exponent << 23)).to(tl.float32, bitcast=True)
@@ -123,7 +127,8 @@ def _log1p(x):
     z = s * s
     log = 2.0 * s * (1.0 + z * (0.33333334 + z * (0.2 + z * (0.14285715 + z * 0.11111111))))
     k = exponent.to(tl.float32)
-    # the bits of a NaN are no exponent
+    # log(2) is in two parts, the first with so few bits that k times it is exact. The bits of a NaN
+    # are no exponent.
     return tl.where(x == x, k * 0.693359375 + (log - k * 2.12194440e-4), x)
 
 
@@ -514,9 +519,10 @@ def _arcs_into(blank, label, d, u, frames, last, band, S):
     inside, first = _within(band, t, u, frames)
     inside = inside & (u <= last)
     has_blank, has_label = inside & (t > 0), inside & (u > first)
+    # The blank's arc is that out of (t - 1, u), the label's that out of (t, u - 1).
     at_blank, at_label = blank + (t - 1) * S, label + t * S - 1 - first
     if band is not None:
-        before, first = _within(band, t - 1, u, frames)
+        before, first = _within(band, t - 1, u, frames)  # the blank is from the frame before
         has_blank = has_blank & before
         at_blank -= first
     by_blank = tl.load(at_blank, mask=has_blank, other=-float("inf"))

@@ -360,7 +360,8 @@ class Attributes:
         return replace(self, **{key: value for key, value in changed.items() if key in vars(self)})
 
     def kind(self, name: str) -> str:
-        """Return the kind of the loss, one of KINDS.
+        """Return the kind of the loss, one of KINDS: that of its layout.  But an exact loss of another
+        lattice than the regular one has the name of its lattice.
 
         Raises UserError for an unknown layout.  name: the implementation, for that message."""
         if self.layout not in LAYOUTS:
@@ -368,7 +369,9 @@ class Attributes:
                 f"{name}: layout = {self.layout!r} is no layout; choose one of {', '.join(LAYOUTS)}"
             )
         kind = LAYOUTS[self.layout]
-        return str(self.topology) if kind == "exact" and self.topology != "regular" else kind
+        if kind == "exact" and self.topology != "regular":
+            return str(self.topology)
+        return kind
 
 
 def load(script: str) -> Any:
@@ -399,9 +402,11 @@ def of_file(file: str) -> Implementation:
 
     Raises UserError for a file that cannot be read, has no ADAPTER, or has the name of another
     script."""
+    # A new row has the path with its links, since the row may be named after the file.
     path = Path(os.path.abspath(file))
+    without_links = Path(os.path.realpath(path))
     for implementation in BY_NAME.values():
-        if file_of(implementation) == Path(os.path.realpath(path)):
+        if file_of(implementation) == without_links:
             return implementation
     if problem := not_a_file(path):
         raise UserError(f"{file}: {problem}; give a copy of benchmark_mine.py")

@@ -652,6 +652,7 @@ def waits(preset: str, cell: Values) -> bool:
     Quick runs and the cells of a sweep do not wait, and repeat no round.
 
     cell: the values of --sweep that the run measures; {} without --sweep."""
+    # size_and_workload refuses ""; a workload alone has no size either.
     size, _ = flag_types.size_and_workload(preset or flag_types.DEFAULT_WORKLOAD)
     return size != "quick" and not cell
 

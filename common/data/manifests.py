@@ -239,7 +239,8 @@ class Reader:
         """Return the utterance of a cut.  Raises ValueError, and what lhotse raises.
 
         counts: as in `utterance`."""
-        tracks = [track.cut for track in cut.tracks] if hasattr(cut, "tracks") else [cut]
+        is_mixed = hasattr(cut, "tracks")
+        tracks = [track.cut for track in cut.tracks] if is_mixed else [cut]
         recordings = [getattr(track, "recording", None) for track in tracks]
         self._refuse_twice(cut, *map(_speed, recordings))
         text = _text(cut.supervisions, counts)
@@ -252,7 +253,7 @@ class Reader:
         frames = []
         for speed in self.speeds:
             seconds = None  # self.frames computes them
-            if speed != 1.0 and hasattr(cut, "tracks") and cut.has_recording:
+            if speed != 1.0 and is_mixed and cut.has_recording:
                 # lhotse perturbs each track of a mixed cut by itself, and rounds it to samples.
                 seconds = cut.drop_features().perturb_speed(speed).duration
             frames.append(self.frames(span, speed, seconds))

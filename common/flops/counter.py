@@ -120,7 +120,8 @@ class Modules:
         forward made the node of autograd's graph, see `_owner`."""
         task = _current_task()
         phase = FORWARD if task == _NO_TASK else BACKWARD
-        # A backward calls modules too: checkpointing computes their forward again.
+        # A backward calls modules too: checkpointing computes their forward again.  But a module
+        # that itself started this backward was called in another task, and does not count.
         if self._stack and self._stack[-1].task == task:
             return self._stack[-1].path, phase
         if phase == FORWARD:
@@ -209,9 +210,10 @@ class Modules:
         Each thread numbers its nodes in a sequence of its own.  So a call in another thread than
         that of `__enter__` does nothing."""
         if threading.get_ident() == self._thread:
-            # Before torch 2.1 a sequence does not tell its next number.  The 0 in its place has no
-            # effect, since all counts as forward there.
-            self._starts.append(getattr(torch.autograd, "_get_sequence_nr", lambda: 0)())
+            # Before torch 2.1 nothing tells the next number.  The 0 in its place has no effect, since
+            # all counts as forward there, and `_owner` is not called.
+            next_number = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
+            self._starts.append(next_number())
             self._owners.append(self._stack[-1].path if self._stack else OUTSIDE)
 
 

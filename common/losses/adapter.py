@@ -381,7 +381,7 @@ class OfFunction(Adapter):
         options = self.options()
         if inspect.isclass(function):  # a class of modules takes options when it is made
             function, options = function(**options), {}
-        labels = vars(prepared)
+        labels = vars(prepared)  # targets and lengths, in the order in which `prepare` names them
         return function(*tensors.values(), *labels.values(), **options)
 
     def loss_of(self, tensors: Mapping[str, Any], prepared: SimpleNamespace) -> Any:

@@ -427,7 +427,7 @@ def lock(names: Iterable[str] = ()) -> int:
     names: environments, or "uv"; default: all."""
     for name in names or ("uv", *ENVIRONMENTS):
         # The environment of uv is made with any Python that runs set-up.  What is locked for Python
-        # 3.9 also holds for later ones.
+        # 3.9 also holds for later ones.  The minor version of "3.9" is 9.
         minors = [9] if name == "uv" else [int(item[2:]) for item in _environment(name).pythons]
         source = LOCKS / f"{name}.in"
         flags = [*LOCKING, "--custom-compile-command", "make lock"]

@@ -186,6 +186,7 @@ def _below(changes: Changes, remarks: Sequence[str]) -> list[str]:
     shown = _measured(changes)
     lines = lines_of(shown)
     explained = [line for line in lines if line.is_explained]
+    # What is the same in each implementation, and the implementations that each note is about.
     same = gathered((line.name, line.what) for line in lines if not line.is_explained)
     notes = gathered((note, change.pair.name) for change in shown for note in _notes(change))
     below = [

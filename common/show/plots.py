@@ -634,9 +634,10 @@ def memory_within(rows: Rows) -> Figure | None:
     if not curves:
         return None
     highest_mb = max(curve.peak_mb for _, curve in curves) or 1.0  # not 0: it divides
+    scale = 2 * FARTHEST / highest_mb  # height of 1 MB, in lanes
     data, names = [], []
     for index, (row, curve) in enumerate(curves):
-        data += _curve_and_peak(row, curve, index, 2 * FARTHEST / highest_mb)
+        data += _curve_and_peak(row, curve, index, scale)
         peak_ms = number(curve.ms[curve.mb.index(curve.peak_mb)], 3)
         heading = _headed(row.marked_label, f"{number(curve.peak_mb)} MB")
         names.append(f"{heading}  at {peak_ms} of {number(curve.ms[-1], 3)} ms")

@@ -167,13 +167,18 @@ def _carry_out(
 
     Raises UserError (also if the model is missing), Interrupted and Changed."""
     pending = _pending(tasks, of_tool)
-    pythons: dict[str, Choice] = {}
+    # The session looks tasks up in these two.  The tasks that follow are entered as they come.
     runs: dict[str, run.Run] = {}
+    pythons: dict[str, Choice] = {}
+
+    def enter(task: Task) -> None:
+        runs[task.name] = of_tool
+        pythons[task.name] = Choice(task.python or Path(sys.executable))
+
     with Progress(arguments.quiet) as progress:
         session = Session(runs, pythons, settings, arguments.timeout, progress, executor)
         for task in tasks:
-            runs[task.name] = of_tool
-            pythons[task.name] = Choice(task.python or Path(sys.executable))
+            enter(task)
         progress.expect([task.row_pass for task in pending])
         for task in tasks:
             if task in pending:
@@ -183,8 +188,7 @@ def _carry_out(
             if task.takes and of_tool.is_done(task.name):
                 (of_tool.folder / task.takes).unlink(missing_ok=True)
         for task in _following(follow, of_tool) if follow else ():
-            runs[task.name] = of_tool
-            pythons[task.name] = Choice(task.python or Path(sys.executable))
+            enter(task)
             progress.expect([task.row_pass])
             session.carry_out(task)
 

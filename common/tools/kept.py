@@ -205,6 +205,7 @@ def slice_of(tool: str, title: str, answer: Callable[[Kept], Answer]) -> parts.S
     title: of the tool's sections, one for each run shown; answer: makes the answer of a run."""
 
     def sections(base: Path, paths: Sequence[Path]) -> list[parts.Section]:
+        """Return a section for each run shown, with its name as heading unless that is `title`."""
         return [
             parts.Section(
                 f"{tool}-{number}",

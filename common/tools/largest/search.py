@@ -72,16 +72,20 @@ def size_to_try(
         return min(max(start, low), cap)
     change = min(1.0, stride * 2 ** (len(answers) - 1))  # as a fraction of the last size
     fitting, failing = bounds(answers)
-    if failing is None:
+    if failing is None:  # every size fits
         largest = max(answers)
-        larger = max(int((1 + change) * largest), largest + 1)
-        return min(larger, cap) if largest < cap else None
-    if fitting is None:
-        # Not below the middle of `failing` and low - 1, which stands for a size that fits.
-        smaller = max((low - 1 + failing) // 2, int((1 - change) * failing))
-        return smaller if failing > low else None
+        if largest >= cap:
+            return None
+        return min(max(int((1 + change) * largest), largest + 1), cap)
+    if fitting is None:  # no size fits
+        if failing <= low:
+            return None
+        # At most half of the way down to low - 1, which stands for a size that fits.
+        return max((low - 1 + failing) // 2, int((1 - change) * failing))
     gap = failing - fitting
-    return fitting + gap // 2 if gap > max(1, int(TOLERANCE * fitting)) else None
+    if gap <= max(1, int(TOLERANCE * fitting)):
+        return None
+    return fitting + gap // 2
 
 
 def bounds(answers: Mapping[int, bool]) -> tuple[int | None, int | None]:
@@ -131,9 +135,11 @@ class Outcome(Struct):
         It is ">=24" where the search did not end, "none" where not even the smallest size fits, and
         "-" where no size is known."""
         if self.size is None:
+            # A search has `limited_by` once it has ended, here with no size that fits.
             return "none" if self.limited_by else "-"
-        is_final = self.status in ("ok", "wrong")
-        return f"{self.size}" if is_final else f">={self.size}"
+        # Any other status is that of a job that the search still needs.
+        has_ended = self.status in ("ok", "wrong")
+        return f"{self.size}" if has_ended else f">={self.size}"
 
     @property
     def peak_mb(self) -> float | None:
