@@ -530,7 +530,7 @@ def _numbers(call: Call) -> Tensor:
     """Return the number of each cell, (M, T, U+1), in the order of the C++ code (csrc/cells.h): by
     row, then by anti-diagonal t + u, then by u. It is meaningless where there is no cell."""
     cells = call.cells()
-    first = (cells.cumsum(0) - cells).view(-1, 1, 1)
+    first = (cells.cumsum(0) - cells).view(-1, 1, 1)  # number of the first cell of a row
     t, u = (torch.arange(size, device=call.device) for size in (call.T, call.U1))
     t = t.view(-1, 1)
     diagonal = t + u
@@ -543,11 +543,13 @@ def _numbers(call: Call) -> Tensor:
     shorter, longer = torch.minimum(T_lengths, states), torch.maximum(T_lengths, states)
     while_growing = diagonal * (diagonal + 1) // 2
     while_equal = shorter * (shorter + 1) // 2 + (diagonal - shorter) * shorter
-    left = T_lengths + states - 1 - diagonal  # number of diagonals from this one on
+    # The diagonals from this one on have left, left - 1, ..., 1 cells.
+    left = T_lengths + states - 1 - diagonal
     while_shrinking = T_lengths * states - left * (left + 1) // 2
     before = torch.where(diagonal <= longer, while_equal, while_shrinking)
     before = torch.where(diagonal <= shorter, while_growing, before)
-    return first + before + u - (diagonal - T_lengths + 1).clamp(min=0)
+    first_u = (diagonal - T_lengths + 1).clamp(min=0)  # a diagonal begins at u = 0 or at t = T - 1
+    return first + before + u - first_u
 
 
 def parts_of_cells(call: Call, arcs: Tensor, backend: str, padding: float) -> Tensor:

@@ -293,6 +293,7 @@ class _Launch:
         weight = call.weight.detach().to(operands)
         if (self.VP, self.HP) != (call.V, call.H):
             weight = torch.nn.functional.pad(weight, (0, self.HP - call.H, 0, self.VP - call.V))
+        # float32 is contiguous along V for sums over V on tensor cores, and over H without them.
         if operands == torch.float32 and (along == "V") == (how["PRECISION"] != "ieee"):
             weight, strides = weight.t().contiguous(), {"WV": 1, "WH": self.VP}
         else:
@@ -451,7 +452,8 @@ def _backward(
     call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence[Optional[Tensor]]
 ) -> None:
     """Add the gradients that are wanted to `gradients`, see `backward`. Only cells that have a
-    gradient are listed, and the list is worked through tile by tile.
+    gradient are listed, and the list is worked through tile by tile. In each tile the gradients of
+    the logits are computed first; the weight's (`layer`) and the inputs' (`sums`) follow from them.
 
     grad_losses: contiguous
     """
@@ -464,7 +466,7 @@ def _backward(
     index_dtype = torch.int64 if cells >= 2**31 else torch.int32
     positions = counted.flatten().cumsum(0, dtype=index_dtype)
     count = _Count(positions)
-    numbers = torch.empty_like(positions)
+    numbers = torch.empty_like(positions)  # of the listed cells; what follows is not read
     kernels.list_cells[(_ceil(cells, 1024),)](numbers, positions, cells, BLOCK=1024)
 
     dtype = torch.bfloat16 if call.weight.dtype == torch.bfloat16 else torch.float32

@@ -196,7 +196,8 @@ class Standing(ratios.Evidence):
         it ended well and its settings ask for them."""
         settings = self.row.header.settings
         was_asked = "timing" in (settings.passes or ()) and self.scope in (settings.scopes or ())
-        return was_asked and bool(self.rounds[0]) and not self.rounds[1] and self.row.status == "ok"
+        baseline_rounds, new_rounds = self.rounds
+        return was_asked and bool(baseline_rounds) and not new_rounds and self.row.status == "ok"
 
     @property
     def may_be_as_fast(self) -> bool:

@@ -248,8 +248,9 @@ def least_work(
     product = 6 * H * V
     if kind != "pruned":
         return 2 * itemsize * (inputs * H + H * V), product * needed
-    # Pruned losses have two projections more, am of frames and lm of decoder outputs. Their
-    # normalisers, the sums over V of exp(am + lm), are a product of matrices.
+    # Pruned losses have two projections more, am of frames and lm of decoder outputs: so there are
+    # three weights, and each input is projected once. The normalisers are sums over V of
+    # exp(am + lm), a product of the matrices exp(am) and exp(lm).
     operations = product * (needed + inputs) + 2 * batch.useful_cells * V
     return 2 * itemsize * (inputs * H + 3 * H * V), operations
 

@@ -322,11 +322,11 @@ def _finish(
     # The records are read from disk, so that what is shown is what is kept.
     log = logs.read([arguments.log_dir], all_runs=True)
     shown = log.within(folders)
-    rows = [*shown.rows, *shown.swept]
     statuses = [
-        "error" if row.name in needed and row.status in NOT_RUNNABLE else row.status for row in rows
+        "error" if row.name in needed and row.status in NOT_RUNNABLE else row.status
+        for row in shown.all_rows
     ]
-    log.newest()  # sets the earlier runs of each row
+    log.newest()  # is called only since it sets the `earlier` and `stopped` rows of each row
     short = tables.screen(shown, tables.this_terminal(), [arguments.log_dir])
     details = tables.whole(shown, folders=[arguments.log_dir])
     return finish(ended, short + "\n", details + "\n", statuses, arguments, log)

@@ -197,12 +197,13 @@ def _reduced(exam: Examination, weights: torch.Tensor, reduction: str) -> Outcom
     outcome is DIFFERS with an infinite error."""
 
     def run(steps, _):
-        # The factors, here `weights`, are left out: the package's reduction has them in the loss.
+        # Only the oracle needs the factors, `weights`: the package's reduction has them in it.
         loss = steps[0].forward()
         differentiate(loss.sum(), steps)
         return [loss.detach()]
 
     answer = exam.answer(run, [weights])
+    # So far `rights` are the utterances' losses, or their sum, without the weights.
     weighted = answer.right_of_utterances * weights
     answer.rights = weighted if reduction == "none" else weighted.sum().reshape(1)
     count = answer.losses.numel()

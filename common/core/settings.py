@@ -141,10 +141,12 @@ class Setting:
         values: the settings that the rows of the table share."""
         if self.heading is None or not self.applies(values):
             return ""
-        if not isinstance(self.heading, str):
+        if callable(self.heading):
             return self.heading(values)
         value = values.get(self.key)
-        if value in (None, self.unset) or (self.default_is_usual and value == self.default):
+        if self.default_is_usual and value == self.default:
+            return ""
+        if value in (None, self.unset):  # `in_rows` replaces None by `unset`
             return ""
         if isinstance(value, bool):
             value = "on" if value else "off"

@@ -259,7 +259,8 @@ def _rows(
         frames = np.array([utterance.frames[index] for utterance in utterances], dtype=np.int64)
         seconds = np.array([utterance.seconds for utterance in utterances]) / speed
         T = shapes.subsampled(frames, flags.subsampling_factor)
-        # The count of the rows that fail a condition -> whether each row meets the condition.
+        # The count of the rows that fail a condition -> whether each row meets the condition. A row
+        # is counted once, for the first condition that it fails.
         fits = {"rows_left_out_as_too_short": T >= 1}
         if flags.min_duration is not None:
             fits["rows_below_min_duration"] = seconds >= flags.min_duration - ROUNDING

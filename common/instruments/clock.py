@@ -120,7 +120,7 @@ def time_step(
     host runs ahead of the device, so the wall time of forward is None; use its event time.
     """
     spans: list[Any] = []  # (name, mark at the begin, mark at the end) of stages
-    marks: list[Any] = []  # of the moments when the step called `after_forward`
+    marks: list[Any] = []  # one, of the moment when the step calls `after_forward`
 
     @contextmanager
     def observer(name: str) -> Iterator[None]:

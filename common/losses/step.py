@@ -241,11 +241,11 @@ def fingerprint(tensor: torch.Tensor | None) -> bytes:
 
 def weighted_bits(values: torch.Tensor) -> torch.Tensor:
     """Return the sum (1,) int64 of all 64-bit words of `values` (n,), each times a random odd
-    number, modulo 2^64.
+    number, modulo 2^64. Since the number is odd, any change of a single word changes the sum.
 
     The device computes the sum.  So a GPU checks gigabytes of logits in less time than the host
     needs for a digest of them."""
-    # `contiguous` would keep the stride of a dimension of one element.
+    # The view needs stride 1; `contiguous` would keep any stride of a single element.
     bits = values.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     words = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).view(torch.int64)
     generator = torch.Generator(values.device).manual_seed(0)

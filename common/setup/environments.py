@@ -67,16 +67,14 @@ class Uv:
         self._variables: dict[str, str] = {**os.environ}
         self._fetch()
         of_pip = self._settings_of_pip()
-        self._flags: list[str] = []
+        no_index = of_pip.pop("UV_NO_INDEX", "").lower() in ("1", "y", "yes", "t", "true", "on")
+        #: Flags of `install`: that there is no main index has a flag of uv, but no variable.
+        self._flags = ["--no-index"] if no_index else []
+        # Without a main index the extra ones are used at once: they stay in of_pip.
+        later = () if no_index else ("UV_INDEX", "UV_FIND_LINKS")
         #: Variables of uv with the user's extra indexes and links.  `install` uses them only if it
         #: fails with the main index alone.
-        self._extra: dict[str, str] = {}
-        if of_pip.pop("UV_NO_INDEX", "").lower() in ("1", "y", "yes", "t", "true", "on"):
-            # There is no main index, so the extra ones are used at once.
-            self._flags.append("--no-index")  # uv has a flag for this, but no variable
-        else:
-            names = [name for name in ("UV_INDEX", "UV_FIND_LINKS") if name in of_pip]
-            self._extra = {name: of_pip.pop(name) for name in names}
+        self._extra = {name: of_pip.pop(name) for name in later if name in of_pip}
         # The user's variables win over the settings of pip.
         self._variables = {**of_pip, **os.environ, "UV_PYTHON_DOWNLOADS": "never"}
 

@@ -343,7 +343,9 @@ def after_run(log_dir: Path, quiet: bool, log: logs.Log | None = None) -> None:
     """
     path = log_dir / FILE_NAME
     try:
-        write(log.newest() if log and log.all_rows else logs.read_any([log_dir]), path, [log_dir])
+        # Without rows there must be results of a tool: read_any checks this.
+        shown = log.newest() if log and log.all_rows else logs.read_any([log_dir])
+        write(shown, path, [log_dir])
     except KeyboardInterrupt:
         errors.say(f"warning: the report was interrupted: {command('report')} writes it")
     except errors.UserError as error:

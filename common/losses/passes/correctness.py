@@ -153,6 +153,7 @@ def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float3
         name = getattr(loss, "__name__", "") or "loss"
         given = staticmethod(loss)
 
+    # An adapter looks up its row here by its name. No run measures a template that is not named.
     BY_NAME.setdefault(Given.name, Implementation(Given.name, "", "main", "torch", template=True))
     adapter = Given(settings.resolve({"preset": "quick", "dtype": dtype}, device))
     return check(adapter, torch.device(device)).wrong

@@ -309,13 +309,14 @@ def lines(choice: Choice, measured: Measured, parts: list[Part]) -> list[str]:
     result.append(cost_of_labels(measured))
     if measured.not_counted:
         result.append(f"not counted in FLOPs: {', '.join(measured.not_counted)}")
-    if measured.flags:
+    is_busy = bool(measured.flags)
+    if is_busy:
         load = text.percent(measured.foreign_cpu)
         result.append(
             f"the steps ran beside other load, which took {load} of the CPUs: their times are too long; profile again "
             "when the machine is quiet"
         )
-    return [*result, verdict(parts, bool(measured.flags))]
+    return [*result, verdict(parts, is_busy)]
 
 
 def verdict(parts: list[Part], is_busy: bool) -> str:
