@@ -31,7 +31,8 @@ TOGETHER, APART, SIGMOID = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 def _kernel(function):
-    """Return `function` as a kernel that is compiled once for all batches."""
+    """Return `function` as a kernel that is compiled once for all batches: Triton must not make
+    special versions for values of OF_A_BATCH."""
     names = [name for name in OF_A_BATCH if name in inspect.signature(function).parameters]
     return triton.jit(function, do_not_specialize=names)
 

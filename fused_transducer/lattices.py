@@ -91,14 +91,18 @@ class Lattice:
 
 @lru_cache(maxsize=256)
 def lattice_of(topology: str, durations: Tuple[int, ...] = (), sigma: float = 0.0) -> Lattice:
-    """Return the lattice for options that `check_topology` has accepted."""
-    forward = Arc(1, 0, (0,))
-    arcs = (forward, Arc(0, 1, (1,)))
+    """Return the lattice for options that `check_topology` has accepted.
+
+    tdt: the blank and the label take any of the durations, each of which is a part of its own. A
+    blank of duration 0 would stay in its cell, so it has no arc. multi-blank: the part of a
+    duration is a blank of that length. In both the weight of each arc is -sigma."""
+    blank, label = Arc(1, 0, (0,)), Arc(0, 1, (1,))
+    arcs = (blank, label)
     label_ends = True
     # (part, duration) of each duration: the parts 0 and 1 are of the blank and the label.
     columns = list(enumerate(durations, 2))
     if topology in ("modified", "modified-last-blank", "constrained"):
-        arcs = (forward, Arc(1, 1, (1,), then_blank=topology == "constrained"))
+        arcs = (blank, Arc(1, 1, (1,), then_blank=topology == "constrained"))
         label_ends = topology != "modified-last-blank"
     elif topology == "tdt":
         blanks = [Arc(duration, 0, (0, part), -sigma) for part, duration in columns if duration > 0]

@@ -107,8 +107,10 @@ def _with_low_rank(layer: Any) -> Tuple[Tensor, Optional[Tensor]]:
 
 
 def _call_hooks(layer: nn.Linear) -> None:
-    """Call the hooks of a layer with zero rows of input or output. A hook before forward may
-    compute the layer's weight, as that of weight_norm does.
+    """Call the hooks of a layer with zero rows of input or output, in the order of its forward.
+
+    The loss reads the weight and never calls the layer, but a hook before forward may compute the
+    weight, as that of weight_norm does.
 
     Raises ValueError for a hook that changes what the layer takes or returns, for one that fails
     with zero rows, and for a hook of backward, which would see no gradient.
@@ -116,21 +118,21 @@ def _call_hooks(layer: nn.Linear) -> None:
     if layer._backward_hooks or layer._backward_pre_hooks:
         raise ValueError(f"output has backward hooks, which would not run: {WITHOUT_HOOKS}")
     _warn_of_hooks(type(layer).__name__)
-    inputs = (layer.weight.new_empty(0, layer.in_features),)
+    rows = layer.weight.new_empty(0, layer.in_features)
+    # A hook changes a value by what it returns, or in place, which changes the version.
     try:
         for number, hook in list(layer._forward_pre_hooks.items()):
-            with_kwargs = number in layer._forward_pre_hooks_with_kwargs
-            version = _version(inputs[0])
-            result = hook(layer, inputs, {}) if with_kwargs else hook(layer, inputs)
-            _check_unchanged(hook, result is None and _version(inputs[0]) == version)
-        logits = nn.functional.linear(inputs[0], layer.weight, layer.bias)
+            keywords = [{}] if number in layer._forward_pre_hooks_with_kwargs else []
+            version = _version(rows)
+            result = hook(layer, (rows,), *keywords)
+            _check_unchanged(hook, result is None and _version(rows) == version)
+        logits = nn.functional.linear(rows, layer.weight, layer.bias)
         for number, hook in list(layer._forward_hooks.items()):
-            with_kwargs = number in layer._forward_hooks_with_kwargs
+            keywords = [{}] if number in layer._forward_hooks_with_kwargs else []
             version = _version(logits)
-            result = hook(layer, inputs, {}, logits) if with_kwargs else hook(layer, inputs, logits)
-            _check_unchanged(
-                hook, (result is None or result is logits) and _version(logits) == version
-            )
+            result = hook(layer, (rows,), *keywords, logits)
+            is_same = result is None or result is logits
+            _check_unchanged(hook, is_same and _version(logits) == version)
     except (RuntimeError, IndexError, ArithmeticError) as error:
         raise ValueError(
             f"output has a hook that fails on no cells ({error}): {WITHOUT_HOOKS}"

@@ -97,7 +97,8 @@ def metric(
         fields: further attributes of Metric
     """
     read = at(value or key) if isinstance(value, str) else value
-    return Metric(key, title, read, (lambda row: shown(read(row))) if shown else None, **fields)
+    words = (lambda row: shown(read(row))) if shown else None
+    return Metric(key, title, read, words, **fields)
 
 
 def values(metrics: Sequence[Metric], row: Any) -> schema.Record:

@@ -102,9 +102,10 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     if arguments.output:
         files.make_folder(arguments.output, ADVICE)
         earlier = show.read_corners(arguments.output)
-    if arguments.loss:  # alone, unless others are named too
-        others = () if arguments.only == parser().get_default("only") else arguments.only
-        arguments.only = tuple(dict.fromkeys([*arguments.loss, *others]))
+    if arguments.loss:
+        if arguments.only == parser().get_default("only"):  # without --only judge --loss alone
+            arguments.only = ()
+        arguments.only = tuple(dict.fromkeys([*arguments.loss, *arguments.only]))
     choices = interpreters.choose_all(arguments.only, arguments.in_place, arguments.loss)
     interpreters.need_torch(choices)
     pythons = {name: choice.python for name, choice in choices.items() if choice.python}
@@ -114,7 +115,7 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
         missing={name: choice.reason for name, choice in choices.items() if not choice.python},
     )
     tasks = [task(name, python, config, arguments.timeout) for name, python in pythons.items()]
-    # From here on it is the time of a process, which judges all cases.
+    # --timeout is that of a case.  From here on it is that of a job, which judges all of them.
     arguments.timeout = LOADING_SECONDS + len(config.cases) * arguments.timeout
 
     def answer(run: kept.Kept) -> kept.Answer:

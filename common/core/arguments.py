@@ -47,12 +47,12 @@ class Parser(argparse.ArgumentParser):
         usage = f"usage: {self.prog} "
         flags = []
         for action in self._actions:
-            flag = " ".join(action.option_strings[:1])
             value = "" if action.nargs == 0 else str(action.metavar or "VALUE")
-            if not flag:  # a positional argument
+            if not action.option_strings:  # a positional argument
                 usage += f"{value} ... "
             if short := getattr(action, "short", ""):
-                flags.append(f"  {f'{flag} {value}'.strip():<26}  {short}")
+                flag = f"{action.option_strings[0]} {value}".strip()
+                flags.append(f"  {flag:<26}  {short}")
         usage += "[flags]     (--help-all: every flag, with unit and default)"
         first_paragraph = " ".join((self.description or "").strip().partition("\n\n")[0].split())
         parts = (

@@ -760,9 +760,10 @@ def _check(flags: Values, values: Values) -> None:
     A flag that switches something off, such as --tf32 false, is accepted everywhere.
 
     values: all settings of the run."""
-    context = {**values, "device": values["device"].partition(":")[0]}
+    context = {**values, "device": values["device"].partition(":")[0]}  # "cuda" for "cuda:1"
     for key, setting in SETTINGS.items():
-        if not setting.refused or not flags.get(key) or setting.applies(context):
+        is_refused = setting.refused and flags.get(key) and not setting.applies(context)
+        if not is_refused:
             continue
         needed, accepted = setting.only
         if needed == "device":

@@ -51,7 +51,7 @@ def _binary(per_complex: int) -> Callable[[Call], int]:
 
     def count(call: Call) -> int:
         both = is_complex(call["self"]) and is_complex(call["other"])
-        # A real output counts 1, whatever the factor of complex ones.
+        # If both operands are real, so is the output: its elements count 1 whatever this factor.
         return elements(call.out, complex_factor=per_complex if both else 2)
 
     return count
@@ -110,7 +110,7 @@ add(
 
 def _per_sum(tensor: Any) -> int:
     """Return the FLOPs of a sum of two numbers of this tensor: 2 if they are complex, 1 if they are
-    real, 0 if they are integers or the tensor is empty."""
+    real, 0 if they are integers or the tensor is empty.  That is what `elements` counts a number."""
     return elements(tensor) // max(size(tensor), 1)
 
 

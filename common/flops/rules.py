@@ -90,10 +90,13 @@ def register(operator: Any, count: Rule) -> None:
     a torch.autograd.Function or its name, "mylib.loss.Loss"; count: takes a Call and returns a
     Count, or FLOPs as an int; None for a function that only calls operators of torch.
     """
-    if isinstance(operator, type):
-        operator = f"{operator.__module__}.{operator.__qualname__}"
-    packet = getattr(operator, "overloadpacket", operator)
-    RULES[packet if isinstance(packet, str) else str(packet._qualified_op_name)] = count
+    if isinstance(operator, str):
+        name = operator
+    elif isinstance(operator, type):
+        name = f"{operator.__module__}.{operator.__qualname__}"
+    else:  # all overloads of an operator, also where one is given, such as scale.default
+        name = str(getattr(operator, "overloadpacket", operator)._qualified_op_name)
+    RULES[name] = count
 
 
 @cache

@@ -284,7 +284,7 @@ def row_of(position: Position, job: Job) -> Row:
     )
     first_symbols = [ns / 1e9 for ns in cell.first_ns if ns is not None]
     audio = position.size * position.seconds  # seconds of audio in a call
-    profiled_audio_us = 1e6 * cell.profiled * audio
+    profiled_audio_us = 1e6 * cell.profiled * audio  # of all calls under torch.profiler together
     return Measured(
         position,
         job.status,
@@ -295,13 +295,14 @@ def row_of(position: Position, job: Job) -> Row:
         rtf_p20=p20 / audio,
         rtf_p80=p80 / audio,
         profiled_cpu_rtf=cell.cpu_us / profiled_audio_us,
-        profiled_cuda_rtf=cell.cuda_us / profiled_audio_us or None,
+        profiled_cuda_rtf=cell.cuda_us / profiled_audio_us or None,  # 0: CUDA was not used
         p50_s=p50,
         p90_s=p90,
         p99_s=p99,
         first_token_s=median(first_symbols) if first_symbols else None,
         utterances_per_second=position.size / p50,
-        # While `seconds` of audio come in, so many batches can be computed one after the other.
+        # A live stream brings `seconds` of audio in as many seconds.  In that time the device
+        # computes floor(seconds / p90) batches one after the other, of `size` streams each.
         streams=position.size * math.floor(position.seconds / p90),
     )
 

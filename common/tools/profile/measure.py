@@ -335,7 +335,7 @@ class Profiling:
         folder: for the traces.  Raises WrongResult where a loss is not finite."""
         batch_count = len(self.inputs)
         counter = FlopCounter(self.model)
-        counts = labels.Spans(counter.total)
+        counts = labels.Spans(counter.total)  # reads the total so far at both ends of each span
         for number in range(batch_count):
             with counter:
                 self.timed(partial(self.step, self.arguments(number), counts))
@@ -347,8 +347,10 @@ class Profiling:
         for number in range(self.choice.warmup):
             self.timed(partial(self.step, self.arguments(number)))
         steps = self.time_steps()
+        # Give each timed span what was counted in the same place: the mean of a step.
         for span in steps.spans:
-            for reading in counts.calls.get(labels.Place(tuple(span.chain), span.phase), ()):
+            place = labels.Place(tuple(span.chain), span.phase)
+            for reading in counts.calls.get(place, ()):
                 span.macs += (reading.end.macs - reading.begin.macs) / batch_count
                 span.flops += (reading.end.flops - reading.begin.flops) / batch_count
         return rows.Measured(
