@@ -669,6 +669,11 @@ def _arc(
     """Return arc K from each cell (d - u, u): whether it exists, whether a path ends with it, and
     its weight as mantissa float64 and exponent int64.
 
+    It exists if it leads from a cell to a cell, or to the end (frames, states - 1). With a band
+    these cells must be within it, and for a label (t, u + 1) too: the label is emitted at frame t.
+    The weight is exp(x + rest), where x is the float32 sum of the parts and the constant, and rest
+    is what its rounding left out.
+
     ARCS: (dt, du, part or -1, part or -1, then_blank, constant) of each arc, see lattices.Arc.
     """
     ARC: tl.constexpr = ARCS[K]
@@ -693,6 +698,7 @@ def _arc(
         x, rest = _exact_sum(x, tl.load(at + ARC[3] * cells, mask=exists, other=0.0))
     if ARC[4]:
         blank = parts + _place(d + 1, u + 1, frames, states, band, S)  # of the cell (t, u + 1)
+        # x is one part, without a rest: no arc with then_blank has a second part.
         x, rest = _exact_sum(x, tl.load(blank, mask=exists, other=0.0))
     if ARC[5] != 0:
         x, left_out = _exact_sum(x, ARC[5])
@@ -711,7 +717,8 @@ def by_diagonals(
     """Copy the first PARTS rows of arcs into parts (PARTS, cells), with the cells of each utterance
     in the order of `_place`, so that `walk` reads contiguous numbers.
 
-    That is by diagonals; with a band it is the order that arcs has already."""
+    Without a band this is by diagonals: the cells of utterance n then fill the columns from
+    n * T * S on, without gaps. With a band arcs has the order already, and `to` is `cell`."""
     cells = cells.to(tl.int64)
     valid, n, t, u, cell = _block_of_cells(
         tl.program_id(0), blocks, T_lengths, U_lengths, band, T, S, BM

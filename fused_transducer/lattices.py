@@ -84,8 +84,9 @@ class Lattice:
 
     @property
     def of_symbols(self) -> int:
-        """Return how many parts of a cell have posteriors that add up to the posterior of the cell:
-        all of them, or with tdt the first two, those of the blank and the target."""
+        """Return how many parts are of symbols: all, or with tdt the first two, since the others
+        are of durations. A path takes one part of a symbol in each cell, so the posteriors of these
+        parts add up to that of the cell."""
         return 2 if self.topology == "tdt" else self.parts
 
 

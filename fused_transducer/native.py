@@ -122,7 +122,7 @@ def default_tile(H: int, V: int, dtype: torch.dtype) -> int:
     """Return the number of cells of a tile in backward: few enough for the caches, and enough to
     keep every thread busy.
 
-    The limits TILE_BYTES and MOST_CELLS are for each two threads."""
+    TILE_BYTES and MOST_CELLS limit the cells of each two threads, a multiple of SUMMED."""
     numbers = H + V if V <= MANY_OUTPUTS else 2 * H + LOGITS_AT_ONCE  # in memory, of each cell
     cells = TILE_BYTES // (numbers * dtype.itemsize)
     rounded = max(_ceil(cells, SUMMED), 1) * SUMMED

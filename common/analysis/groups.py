@@ -249,9 +249,8 @@ def grouped(items: Iterable[Item], fits: Callable[[list[Item], Item], bool]) -> 
 def newest_first(rows: Sequence[Row]) -> list[Row]:
     """Return the rows by the start of their runs, the newest first; rows that measured nothing come
     last. Runs that began at the same time come in the reverse order of `rows`."""
-    return sorted(
-        reversed(rows), key=lambda row: (not row.is_empty, row.header.started), reverse=True
-    )
+    oldest_first = sorted(rows, key=lambda row: (not row.is_empty, row.header.started))
+    return oldest_first[::-1]
 
 
 def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> list[Row]:

@@ -161,7 +161,7 @@ def judge_in_fork(
 
     kills = memory.oom_kills()
     case = ""  # the case that the fork judges; "" before the first
-    is_late = False
+    ending: Outcome | None = None
     with processes.Fork(work) as fork:
         try:
             first = fork.receive(LOADING_SECONDS)
@@ -174,13 +174,12 @@ def judge_in_fork(
                 row.cells[case] = outcome
                 if outcome.result == CRASHES:  # only another process gets another CUDA context
                     break
+            return
         except TimeoutError:
-            is_late = True
+            ending = late(timeout, row.simulator)
         except EOFError:
-            pass
-    if case in row.cells:
-        return
-    ending = late(timeout, row.simulator) if is_late else dead(fork.code, kills)
+            pass  # the fork has died; its code is known after the block
+    ending = ending or dead(fork.code, kills)
     if case:
         row.cells[case] = ending
     else:

@@ -351,9 +351,9 @@ def _status(row: Row, is_of_user: bool) -> str:
     case is wrong, crashes or hangs, if the case "ragged" was asked and did not pass, or if no case
     passed."""
     results = {outcome.result for outcome in row.cells.values()}
-    is_ragged_right = row.cells.get("ragged", Outcome(PASS)).result == PASS
-    is_right = PASS in results and is_ragged_right and not {DIFFERS, CRASHES, TIMEOUT} & results
-    if ERROR in results or (is_of_user and not is_right):
+    ragged = row.cells.get("ragged")
+    is_wrong = results & {DIFFERS, CRASHES, TIMEOUT} or (ragged and ragged.result != PASS)
+    if ERROR in results or (is_of_user and (is_wrong or PASS not in results)):
         return ERROR
     return "ok" if row.status == JUDGED else row.status
 

@@ -115,12 +115,13 @@ class Rounds:
         number: of the round, from 1; with_limits: whether to measure the limits of the device
         before the jobs."""
         session, progress = self.session, self.session.progress
+        is_too_late = number > FEWEST_IN_BUDGET and time.monotonic() >= progress.deadline
         timed: list[Job] = []
-        if number <= FEWEST_IN_BUDGET or time.monotonic() < progress.deadline:
-            timed = [job for job in jobs if not session.run_of[job.implementation].failed]
         for job in jobs:
-            if job not in timed:
+            if is_too_late or session.run_of[job.implementation].failed:
                 progress.skip(job.row_pass)
+            else:
+                timed.append(job)
         if timed:
             session.executor.get_ready(timed, session.python_of, session.settings)
         if with_limits:

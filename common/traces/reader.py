@@ -217,13 +217,16 @@ def read_events(stream: BinaryIO) -> Iterator[Sequence[Event]]:
         return
     unread.drop(begin.end())
     while True:
-        last_boundary = unread.text.rfind(BOUNDARY)
-        list_end = _LIST_END.search(unread.text, max(last_boundary, 0))
-        last_end = list_end.start() if list_end else last_boundary
-        if last_end >= 0:
-            length = last_end + len(EVENT_END)
+        # The last complete event ends at the last boundary (-1: none yet), or with the list.  Both
+        # texts begin with its EVENT_END.
+        last = unread.text.rfind(BOUNDARY)
+        list_end = _LIST_END.search(unread.text, max(last, 0))
+        if list_end:
+            last = list_end.start()
+        if last >= 0:
+            length = last + len(EVENT_END)
             yield _decoded(unread.text[:length], unread.position)
-            unread.drop(length + 1)  # with the comma behind the last event
+            unread.drop(length + 1)  # with the comma, or white space, behind the last event
         if list_end:
             break
         unread.read_more()

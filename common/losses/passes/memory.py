@@ -58,21 +58,20 @@ def run(context) -> Iterator[Memory]:
     level = held(context.device)
     scopes = context.settings.scopes
     heavy = heaviest(context.all_batches, context.batches)
-    small_steps, first_steps = SMALL_STEPS, STEPS
+    small_steps, steps = SMALL_STEPS, STEPS
     if context.loops_in_python:
         scopes, heavy = scopes[-1:], heavy[:1]
-        small_steps = first_steps = 1
+        small_steps = steps = 1
     if context.same_as:  # another row has the same code, and runs all STEPS
-        first_steps = 1
+        steps = 1
     for scope in scopes:
         for _ in range(small_steps):
             context.step(scope, context.batches[0], utterances=1).run()
         for batch in heavy if scope == scopes[-1] else heavy[:1]:
-            is_first = scope == scopes[0] and batch == heavy[0]
-            steps = first_steps if is_first else 1
             yield Memory(
                 scope=scope, batch=batch, **highest_peaks(context, scope, batch, steps, level)
             )
+            steps = 1  # in all further batches and scopes, see STEPS
 
 
 def highest_peaks(

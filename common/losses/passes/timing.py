@@ -122,7 +122,7 @@ class OfScope:
 
         Unless it is a warm-up, note what is judged of it and, after `settled` samples, how much
         memory was in use before it."""
-        self.latest = None
+        self.latest = None  # drops its tensors before memory is read or taken
         if not warmup:
             if self.count == self.settled:
                 gc.collect()  # so that garbage of the first samples is in no level

@@ -143,13 +143,12 @@ def parser() -> Parser:
 
 def main(arguments: argparse.Namespace, executor: session.Executor | None = None) -> int:
     """Count the operations of a model; return the exit code.  Raises UserError."""
-    has_input = arguments.input_shape or arguments.audio or arguments.pseudo_input
     quick: dict[str, Any] = {"device": "meta"}
-    if not has_input:
+    if not (arguments.input_shape or arguments.audio or arguments.pseudo_input):
+        if not arguments.preset:
+            raise errors.UserError("give --input-shape, --audio or --pseudo-input")
         quick["pseudo_input"] = QUICK_SAMPLES
     commands.set_quick(arguments, quick, others={"device": "cpu"})
-    if not (has_input or arguments.preset):
-        raise errors.UserError("give --input-shape, --audio or --pseudo-input")
     if arguments.audio and arguments.pseudo_input:
         raise errors.UserError("give --audio or --pseudo-input, not both")
     if not arguments.pseudo_input:
