@@ -195,7 +195,8 @@ def _product(a, weight, inside, low, sums, PRECISION: tl.constexpr, OPERAND: tl.
     w = tl.load(weight, mask=inside, other=0.0)
     a = a.to(w.dtype)
     if PRECISION == "halves":
-        # Round to the 11 bits of TF32.
+        # tl.dot would round a to the 11 bits of TF32: what that leaves out is multiplied too, but
+        # only by w. The smaller products are added first.
         a_high = ((a.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
         sums = tl.dot(a - a_high, w, sums, input_precision="tf32")
         sums = tl.dot(

@@ -162,7 +162,8 @@ class _Joiner:
             n = numbers // (call.U1 * call.T)
             has_target = u < self.U_lengths[n]
             target = torch.full_like(u, call.blank)
-            if call.U1 > 1:
+            if call.U1 > 1:  # else `targets` has no column
+                # The cells of the last u have no target: clamped, they read one that is not used.
                 target = torch.where(
                     has_target, call.targets.long()[n, u.clamp(max=call.U1 - 2)], target
                 )

@@ -325,18 +325,20 @@ def _forward_of(model: Any) -> MethodType:
     """Return the patched forward of a model, as a bound method, which accelerate expects.
 
     The patched forward has the signature of the class's own: Trainer reads from the signature which
-    columns of a data set the model takes.
+    columns of a data set the model takes. Without labels, or after `unpatch`, it calls the class's
+    own.
     """
     signature = inspect.signature(type(model).forward)
-    (rest,) = (
+    [kwargs_name] = [
         name
         for name, parameter in signature.parameters.items()
         if parameter.kind is parameter.VAR_KEYWORD
-    )
+    ]
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         arguments = dict(signature.bind(self, *args, **kwargs).arguments)
-        arguments.update(arguments.pop(rest, {}))  # `rest` is the name of **kwargs
+        # bind puts keywords that have no parameter into a dict of their own: join both dicts.
+        arguments.update(arguments.pop(kwargs_name, {}))
         if PATCHED not in self.__dict__ or arguments.get("labels") is None:
             return type(self).forward(self, *args, **kwargs)
         del arguments["self"]

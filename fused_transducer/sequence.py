@@ -48,8 +48,12 @@ def mwer_loss(
     # (M, M): whether two hypotheses are of one utterance; the number of utterances is not needed.
     same = utterance_of.unsqueeze(1) == utterance_of
     size = same.sum(1, dtype=losses.dtype)  # hypotheses of the utterance
+    mean_errors = (same * errors).sum(1) / size
+    # Row m has the scores of the hypotheses of m's utterance, so (m, m) of its softmax is the
+    # probability of m.
     scores = torch.where(same, -losses.clamp(max=IMPOSSIBLE), -torch.inf)
-    parts = scores.softmax(1).diagonal() * (errors - (same * errors).sum(1) / size)
+    probabilities = scores.softmax(1).diagonal()
+    parts = probabilities * (errors - mean_errors)
     if reduction == "none":
         return parts
     if reduction == "sum":

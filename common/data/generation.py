@@ -149,25 +149,27 @@ def from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Generat
     UserError, also if an input would be replaced.
 
     outputs: the shape files that will be written."""
-    model = load_model(flags.bpe_model) if flags.bpe_model else None
-    model_file = flags.bpe_model or _trained_model(flags)
     recordings = _recordings(flags)
     inputs = [path for path in (flags.manifest, recordings, flags.features) if path]
-    if model is None:
-        _check_inputs_stay(flags, inputs, [*outputs, model_file])
-    else:
+    model = None  # is trained below, as one more output, unless it is an input
+    if flags.bpe_model:
+        model_file = flags.bpe_model
+        model = load_model(model_file)
         _check_inputs_stay(flags, [*inputs, model_file], outputs)
+    else:
+        model_file = _trained_model(flags)
+        _check_inputs_stay(flags, inputs, [*outputs, model_file])
     files = [_name_and_hash(path) for path in inputs]
-    counts: Counter = Counter()
+    counts: Counter = Counter()  # filled by the reader and by `_rows`
     speeds = tuple(flags.speed_perturbation)
     reader = manifests.Reader(flags.manifest, flags.frame_shift, speeds, flags.perturb_again)
     entries = itertools.islice(reader.entries(recordings, flags.features), flags.limit)
     utterances = [reader.utterance(number, line, counts) for number, line in entries]
-    beside = []
+    trained = []
     if model is None:
         texts = [utterance.text for utterance in utterances if utterance.text]
         model = train(texts, flags.bpe_vocab_size, flags.bpe_model_type)
-        beside.append((model_file, model))
+        trained.append((model_file, model))
     processor = _processor(model)
     rows = _rows(utterances, processor, flags, counts)
     _check_counts(flags.manifest, model_file, counts)
@@ -181,14 +183,14 @@ def from_manifest(flags: argparse.Namespace, outputs: Sequence[Path]) -> Generat
             "name": model_file.name,
             "sha256": hashlib.sha256(model).hexdigest(),
             "vocab_size": processor.vocab_size(),
-            "trained_here": flags.bpe_model_type if beside else None,
+            "trained_here": flags.bpe_model_type if trained else None,
         },
         "options": {name: getattr(flags, name) for name in options},
         "counts": dict(sorted(counts.items())),
         "versions": shapes.versions("torch", "lhotse", "sentencepiece"),
     }
     # The columns of `rows` are T, U and feature frames.
-    return Generated(rows[:, :2], rows[:, [2, 1]], provenance, beside)
+    return Generated(rows[:, :2], rows[:, [2, 1]], provenance, trained)
 
 
 def _recordings(flags: argparse.Namespace) -> Path | None:

@@ -187,10 +187,15 @@ def _general(operator: Any, name: str) -> Rule:
     After None `find` asks for torch's own formula.  An operator without that is reported, since it
     may be a product.  None also for a composite operator, whose parts are counted.
 
+    The tests go from operators that compute nothing to those of aten that do: elementwise ones,
+    with an operation for each element of the result, and reductions, with one for each element that
+    the result has less.
+
     name: the operator's qualified name without "_" at its end: "aten::add" for aten.add_ too"""
     schema = getattr(operator, "_schema", None)
     if schema is None:  # a higher-order operator
         return None
+    # A result that shares memory, but is not written to, is a view.
     is_view = any(not alias.is_write for alias in _aliases(schema.returns))
     if is_view or _tagged(operator, "inplace_view", "view_copy"):
         return nothing
@@ -198,18 +203,18 @@ def _general(operator: Any, name: str) -> Rule:
         by_lists = _of_lists(name.removeprefix(_FOREACH))
         if by_lists is not None:
             return by_lists
-    takes_tensors = _tensors(schema.arguments)  # arange does not
+    tensors_taken = _tensors(schema.arguments)  # 0 for arange
     writes = any(alias.is_write for alias in _aliases(schema.arguments))
     gives_tensors = writes or _tensors(schema.returns)  # size does not
     is_of_torch = name.startswith(("aten::", "prim::", "profiler::"))
-    if is_of_torch and not (takes_tensors and gives_tensors):
+    if is_of_torch and not (tensors_taken and gives_tensors):
         return nothing
     if _MOVES.fullmatch(name):
         return nothing
     if not name.startswith("aten::") or is_composite(operator):
         return None
     # Attention with dropout has this tag too, and takes more tensors.
-    if takes_tensors <= 2 and _tagged(operator, "nondeterministic_seeded"):
+    if tensors_taken <= 2 and _tagged(operator, "nondeterministic_seeded"):
         return nothing  # a generator of random numbers
     if name.removeprefix("aten::") in _POINTWISE or _tagged(operator, "pointwise"):
         factor = 2 if name.endswith("_backward") else 1  # the derivative, times the gradient

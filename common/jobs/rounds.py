@@ -264,6 +264,7 @@ class Rounds:
             progress.expect([], [job.row_pass for jobs in again for job in jobs])
             for jobs in again:
                 began = time.monotonic()
+                # A look takes LOOK_SECONDS, so this loop needs no sleep.
                 while session.executor.disturbance(session.settings, LOOK_SECONDS):
                     if time.monotonic() - began > wait_left:
                         progress.say(
@@ -272,7 +273,7 @@ class Rounds:
                         return
                 wait_left -= time.monotonic() - began
                 if time.monotonic() >= progress.deadline:
-                    break
+                    break  # if repetitions are left, the outer loop tells which rounds need one
                 for job in filter(self._can_repeat, jobs):
                     self.carry_out(job)
                 self.say(f"round {jobs[0].round}/{session.settings.rounds}, measured again")

@@ -196,21 +196,24 @@ class Errors:
     def _note_by_symbol(self, part: Part, error: torch.Tensor) -> None:
         """Add the errors (frames, cells, V) of a part by symbol; note them after the last utterance.
 
-        An entry of the right gradient is one term less another: the posterior of the cell times the
-        symbol's probability, less the derivative of the symbol's part.  The errors are compared
-        with the sum of both terms, which is the entry plus twice the derivative.
+        right = posterior of the cell * probability of the symbol - derivative of the symbol's part.
+        The errors are compared with the sum of both terms, right + 2 * derivative.
         """
         n, begin, end = part.frames.n, part.frames.begin, part.frames.end
         shapes = part.cells.batch.shapes
-        if n == begin == 0:
+        T, _ = shapes[n]
+        if n == 0 and begin == 0:
             self.by_symbol = error.new_zeros(2, part.cells.width)
-        self.by_symbol += torch.stack([error.sum((0, 1)), part.right.sum((0, 1))])
+        errors, scales = self.by_symbol  # views: what is added to them is added to `by_symbol`
+        errors += error.sum((0, 1))
+        scales += part.right.sum((0, 1))
+        # the column of V that the derivative of each part belongs to
         columns = self.adapter.lattice.columns(
             part.frames.target, self.adapter.blank, part.right.size(2)
         )
-        self.by_symbol[1].index_add_(0, columns.flatten(), 2 * part.derivatives.flatten())
-        if (n, end) == (len(shapes) - 1, shapes[n][0]):
-            self.note_sums("symbol", *self.by_symbol)
+        scales.index_add_(0, columns.flatten(), 2 * part.derivatives.flatten())
+        if n == len(shapes) - 1 and end == T:
+            self.note_sums("symbol", errors, scales)
 
     def note_padding(self, shapes: Sequence[tuple[int, int]], gradients: Gradients) -> None:
         """Note the gradients of a step in the padding, which must be 0.

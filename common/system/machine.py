@@ -378,10 +378,9 @@ def busy_flags(
         share: share of the CPU time that others took, from ForeignLoad; None counts as 0.
         threads: number of threads that the sample kept busy; None for one on each core.
         cpus: number of CPUs that the process may use; None for the number of CPUS.
-        physical: number of physical cores of these CPUs.  None: as many as `cpus`, or cores() if
-            `cpus` is None too."""
-    physical = physical or cpus or cores()
+        physical: number of physical cores of these CPUs; None for cores(), those of CPUS."""
     cpus = cpus or len(CPUS)
+    physical = physical or cores()
     free = 0 if threads is None else max(physical - threads, 0)
     limit = max(BUSY_CORES, BUSY_SHARE * cpus) + FREE_SHARE * free
     taken = (share or 0.0) * cpus

@@ -518,7 +518,7 @@ def main(module: str, *packages: str) -> None:
     os.dup2(2, 1)  # what packages print when they are imported is no answer
     if not imported(packages):
         # Start again without them: the job imports them, and its error says why that fails.
-        os.dup2(answers.fileno(), 1)
+        os.dup2(answers.fileno(), 1)  # the new start takes its pipe for answers from there
         os.execv(sys.executable, [sys.executable, "-m", "rnnt_bench.system.processes", module])
     call = importlib.import_module(module).main
     gc.collect()

@@ -66,6 +66,9 @@ SHAPE_FILES = ("shape_info.pt", "data/shape_info.features.pt")
 def kept(value: Any, field: str) -> Any:
     """Return the part of a record's field that may leave the machine; None if nothing may leave.
 
+    A number or a bool may leave, a text if SENT_TEXTS names its field; "..." takes the place of one
+    that may name a path.  Dicts and lists are gone through, and lose the parts that may not leave.
+
     value: in types of JSON; field: its name, "" for a whole record."""
     if isinstance(value, dict):
         # SENT_TEXTS names these dicts as a whole: their texts are sent under the name of the dict.

@@ -272,10 +272,10 @@ def judge_step(context, scope: str, batch: int, taken: Taken) -> Judgement:
             fresh.prepared = prepared  # with the ranges of the timed step
             rights = rights_of(context, scope, [fresh])
             grad_error, wrong = judge_gradient(context, shapes, taken.sketch, rights)
-    if wrong:
-        wrong = f"of the last step, {wrong}"
     if overwritten:
         wrong = f"it overwrites {', '.join(overwritten)}, which it may only read"
+    elif wrong:
+        wrong = f"of the last step, {wrong}"
     if wrong:
         wrong = f"scope {scope}, batch {batch} ({words.sizes(shapes)}): {wrong}"
     return Judgement(loss_error, grad_error, wrong)
