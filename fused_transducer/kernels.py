@@ -262,7 +262,7 @@ def _sums(
     y = tl.load(
         decoder + (n * decoder_n + u * decoder_u)[:, None] + h[None, :], mask=inside, other=0.0
     ).to(tl.float32)
-    if utterance_of is not None:
+    if utterance_of is not None:  # from here on `n` is the utterance, since x is by utterance
         n = tl.load(utterance_of + n, mask=valid, other=0).to(tl.int64)
     x = tl.load(
         encoder + (n * encoder_n + t * encoder_t)[:, None] + h[None, :], mask=inside, other=0.0

@@ -251,7 +251,8 @@ def transformers(
     return (frames, decoder_out), {**named, **options}
 
 
-#: Attribute of a patched model: a dict of the options of `patch` and of what it replaced.
+#: Attribute of a patched model: a dict of the arguments of `patch`, of the forward that it set, and
+#: of the `accepts_loss_kwargs` that it replaced, None if the model had none of its own.
 PATCHED = "_fused_transducer"
 
 
@@ -272,18 +273,18 @@ def patch(model: nn.Module, logits: Optional[bool] = None, **options: Any) -> nn
     Raises ValueError for a model of another kind, or one whose forward was replaced.
     """
     inner = _transducer_of(model)
-    before = inner.__dict__.get(PATCHED)
-    if before is None:
+    patched = inner.__dict__.get(PATCHED)
+    if patched is None:
         if "forward" in inner.__dict__:
             raise ValueError(
                 "patch: the model's forward was replaced already (by accelerate's hooks, say): patch it first"
             )
         inner.forward = _forward_of(inner)  # type: ignore[method-assign]
         accepts = inner.__dict__.get("accepts_loss_kwargs")
-        before = {"forward": inner.forward.__func__, "accepts_loss_kwargs": accepts}
+        patched = {"forward": inner.forward.__func__, "accepts_loss_kwargs": accepts}
     # Else Trainer would not divide the loss by the number of accumulated steps.
     inner.accepts_loss_kwargs = False  # type: ignore[assignment]
-    setattr(inner, PATCHED, {**before, "logits": logits, "options": options})
+    setattr(inner, PATCHED, {**patched, "logits": logits, "options": options})
     return model
 
 
@@ -291,16 +292,16 @@ def unpatch(model: nn.Module) -> nn.Module:
     """Give a patched model its own loss again, and return the model. A model that is not patched
     stays as it is. Raises ValueError for a model of another kind."""
     inner = _transducer_of(model)
-    before = inner.__dict__.pop(PATCHED, None)
-    if before is None:
+    patched = inner.__dict__.pop(PATCHED, None)
+    if patched is None:
         return model
     # If forward is another function than `patch` set, a wrapper such as autocast was put around it
     # later. The wrapper stays, and calls the class's own forward from now on.
-    if getattr(inner.forward, "__func__", None) is before["forward"]:
+    if getattr(inner.forward, "__func__", None) is patched["forward"]:
         del inner.forward
     del inner.accepts_loss_kwargs
-    if before["accepts_loss_kwargs"] is not None:
-        inner.accepts_loss_kwargs = before["accepts_loss_kwargs"]
+    if patched["accepts_loss_kwargs"] is not None:
+        inner.accepts_loss_kwargs = patched["accepts_loss_kwargs"]
     return model
 
 

@@ -132,7 +132,7 @@ def _folders(paths: Sequence[Any]) -> dict[Path, list[Path]]:
     folders: dict[Path, list[Path]] = {}
     for path in [Path(path) for path in paths] or [Path("log")]:
         problem = files.not_a_file_or_folder(path)
-        if problem and paths:
+        if problem and paths:  # without paths: the default folder need not exist
             raise errors.UserError(
                 f"{path}: {problem}; name a log folder, a results.jsonl or a trace"
             )

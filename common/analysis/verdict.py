@@ -453,7 +453,9 @@ def _percent(gap: float) -> str:
 
 
 def memory_answer(row: Row, smallest: Pick | None) -> Sentence:
-    """Return the peak memory of a row, and how it compares with the smallest peak.
+    """Return the peak memory of a row, and how it compares with the smallest peak: "5 MB, the
+    smallest; next is b at 2x the peak", "5 MB, as small as any" for the smallest and its rivals,
+    "9 MB, 1.8x the peak of a (5 MB)" for the other rows.
 
     smallest: the row with the smallest peak, and its rivals; None: only the peak is returned."""
     if row.peak_mb is None:
@@ -461,17 +463,17 @@ def memory_answer(row: Row, smallest: Pick | None) -> Sentence:
     peak = linked(row, PEAK)
     if smallest is None:
         return [peak]
-    if row in [smallest.row, *smallest.rivals]:
-        if not smallest.sure:
-            return [peak, ", as small as any"]
-        # `against_next` begins with the smallest peak.  It is left out: `peak` stands before it.
-        following = against_next(smallest, PEAK)[1:] if smallest.next else []
-        return [peak, ", the smallest", *following]
     least = smallest.row
-    if not least.peak_mb:
-        return [peak]
-    factor = text.number(row.peak_mb / least.peak_mb, 3)
-    return [peak, f", {factor}x the peak of {name_of(least)} (", linked(least, PEAK), ")"]
+    if row not in [least, *smallest.rivals]:
+        if not least.peak_mb:
+            return [peak]
+        factor = text.number(row.peak_mb / least.peak_mb, 3)
+        return [peak, f", {factor}x the peak of {name_of(least)} (", linked(least, PEAK), ")"]
+    if not smallest.sure:
+        return [peak, ", as small as any"]
+    # `against_next` begins with the smallest peak.  It is left out: `peak` stands before it.
+    following = against_next(smallest, PEAK)[1:] if smallest.next else []
+    return [peak, ", the smallest", *following]
 
 
 def cautions(pick: Pick) -> tuple[str, str]:

@@ -127,7 +127,8 @@ class Right:
         """Return the parts (T, U+1, P) of the cells of utterance `n`, as in Lattice, on the CPU."""
         T, U = cells.batch.shapes[n]
         topology = self.adapter.lattice
-        # A pruned range may reach beyond the last target: such cells get column U + 1.
+        # A pruned range may reach beyond the last target: such cells get column U + 1,
+        # which is cut off at the end.
         result = torch.full((T, U + 2, 2 + topology.extra), -math.inf, dtype=torch.float64)
         for frames in cells.frames(n):
             parts = topology.parts(frames.logits, frames.target, self.adapter.blank).cpu().double()
@@ -345,7 +346,10 @@ class Judged(NamedTuple):
 
 
 def judge(answer: Answer, limits: Allowed) -> list[Judged]:
-    """Return every error of an answer beside its limit."""
+    """Return every error of an answer beside its limit.
+
+    Sums over the logits' gradient (SUMMED) above `limits.sums` are wrong.  So are sums over a row
+    of another leaf above `limits.rows`; above `limits.sums` these are imprecise."""
     judged = [Judged("loss", answer.loss_error, limits.loss, limits.precise_loss)]
     for name, leaf in answer.errors.leaves.items():
         what = gradient_of(name)
@@ -355,7 +359,7 @@ def judge(answer: Answer, limits: Allowed) -> list[Judged]:
             Judged(f"{what} by a factor", by_a_factor, limits.slope, leaf=name),
         ]
     for name, error in answer.errors.sums.items():
-        if name in SUMMED:
+        if name in SUMMED:  # "given": the leaf of the logits
             judged.append(Judged(f"{SUMMED[name]} in sum", error, limits.sums, leaf="given"))
         else:
             what = f"a row of the {gradient_of(name)} in sum"

@@ -279,7 +279,8 @@ def ready(
     """Return the adapter as the question needs it, the joiner, and the steps, not yet run: one for
     each loss.
 
-    If the question has an earlier call, `run` runs that call."""
+    If the question has an earlier call, `run` runs that call, of other utterances, with the same
+    adapter and joiner."""
     adjusted, model, batches = made(adapter, question, device)
     if question.earlier:
         before = Question(shapes=question.earlier, draw=question.draw + 1)

@@ -4,7 +4,6 @@ did not run, and how the rows were measured."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +67,13 @@ def _logits_card(
 ) -> parts.Card:
     """Return the card of the fastest loss that takes logits.
 
-    If it is unclear which one is the fastest, the card says nothing on memory and cautions."""
-    pick = logits.step or logits.loss  # the card names its row and rivals if none is the best
+    If it is unclear which one is the fastest, the card names a row and its rivals, and says nothing
+    on memory and cautions."""
     lines = [_line("Speed", verdict.logits_answer(logits))]
-    if logits.best:
-        pick = replace(logits.best, judged=parts.judged(logits.best.row.loss, folders))
-        lines += [_line("Memory", verdict.memory_answer(pick.row, smallest)), _cautions(pick)]
-    return _card("If you need logits", pick, lines)
+    best = verdict.with_judgement(logits.best, folders)
+    if best:
+        lines += [_line("Memory", verdict.memory_answer(best.row, smallest)), _cautions(best)]
+    return _card("If you need logits", best or logits.step or logits.loss, lines)
 
 
 def _saves(approximate: verdict.Pick) -> bool:

@@ -316,7 +316,7 @@ class Child:
             description.write_text(json.dumps({**job, "output": str(output)}))
             errors = Path(scratch, "stderr.txt")
             with _server(plan, errors) as server:
-                errors.touch()
+                errors.touch()  # only a new server has made it; the fork only opens it
                 child = cls(server, output, errors)
                 server.ask(argument=str(description), output=str(errors))
                 try:
@@ -381,15 +381,16 @@ class Child:
             )
 
     def _kill(self) -> None:
-        """Kill the child with all processes of its session.  If the child is not forked yet, or the
-        server does not tell of its end, kill the server."""
+        """Kill the child with all processes of its session, and wait for its end.  Kill the server
+        if the child is not forked yet, or if the server does not tell of its end in time."""
         if self.alive():
             with suppress(ProcessLookupError):
+                # The server leads a session of its own too.
                 os.killpg(self.pid or self.server.process.pid, signal.SIGKILL)
             # A server that was stopped (SIGSTOP) cannot tell that the child has ended.
             if self.alive(LAST_SECONDS):
                 self.server.process.kill()
-                self.alive(LAST_SECONDS)
+                self.alive(LAST_SECONDS)  # sets `ended` to the server's own return code
 
     def _last_lines(self) -> list[str]:
         """Return the last lines that the process printed on stderr, without empty ones."""

@@ -335,7 +335,7 @@ def gap_of(adapter: Adapter, model: Joiner, alone: Batch) -> float | None:
 
 def check_long(context, measured: AtSize, imprecise: bool) -> str:
     """Judge a made-up batch as long as the longest utterance of the file, if that is longer than
-    the measured batch; return what is wrong in words, "" if nothing is.
+    the measured batch and than 2 x LONG_U frames; return what is wrong in words, "" if nothing is.
 
     A loss that loops in Python is not judged, nor a row with the same code as another row: the
     answer is "" then.
@@ -347,9 +347,8 @@ def check_long(context, measured: AtSize, imprecise: bool) -> str:
           float32.
     """
     T = int(context.all_batches.longest().max())
-    # If T is above 2 x LONG_U, each utterance of `shapes` has more frames than targets.
-    is_longer = T > max(measured.T_max, 2 * LONG_U)
-    if not is_longer or context.loops_in_python or context.same_as:
+    # Above 2 x LONG_U, each utterance of `shapes` has more frames than targets.
+    if T <= max(measured.T_max, 2 * LONG_U) or context.loops_in_python or context.same_as:
         return ""
     shapes = np.array([(T, LONG_U), (T - 1, LONG_U - 1), (T // 2, LONG_U - 2)])
     long = batching.fixed_size(shapes, len(shapes))
