@@ -1145,6 +1145,7 @@ def add_to_encoder(
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     frame = first + tl.program_id(0)
     while frame <= last:
+        # `start` listed cells come before the frame; rows begin..end - 1 of the tile are its own
         start = tl.load(positions + frame * S - 1, mask=frame > 0, other=0)
         begin = tl.maximum(start - tile, 0)
         end = tl.minimum(tl.load(positions + frame * S + S - 1) - tile, rows)

@@ -90,7 +90,8 @@ def frames_of_labels(
     step: the least number of frames that the arc of a label goes ahead
     ends: whether a path may end with a label
     """
-    # A label that ends a path leads from the last frame to `step` frames behind it.
+    # The arc of a label that ends a path goes from the last frame to `step` frames behind it, as if
+    # the utterance had so many more frames.
     begin, end = limits(window, T_lengths + step * ends, U_lengths, step)
     # A label goes from the state before it to the state behind it.
     return begin[:, 1:] - step, end[:, :-1]

@@ -221,6 +221,7 @@ def beside_load(rows: Sequence[Row]) -> str:
     used = "" if share is None else f" (others used {share:.0%} of the CPU)"
     advice = "ratios leave these rounds out"
     if any(doubt.withholds for row in loaded for doubt in doubts(row)):
+        # Without --wait, quick runs and the cells of a sweep measure no round again.
         waits = all(settings.waits(row.header.settings.preset, row.header.values) for row in loaded)
         again = "--resume" if waits else "--resume --wait 60"
         advice = f"their times are too long; when the machine is quiet, {again} measures these rounds again"

@@ -133,19 +133,22 @@ def fastest(rows: Sequence[Row], kinds: Sequence[str | None] | None = None) -> P
 def given_logits(rows: Sequence[Row]) -> LogitsPick | None:
     """Return the best of the exact rows whose loss was timed alone, those that take logits.
 
-    None where no loss was timed alone."""
+    None where no loss was timed alone.  The answer is the fastest by the step, if that is sure;
+    else the fastest by the loss alone, if that is sure and may also be the fastest by the step."""
     with_logits = [row for row in _ok(rows) if row.loss_alone.ms]
     loss = by_time(with_logits, "loss")
     step = by_time(with_logits, "step")
     if loss is None:
         return None
     if loss.withheld or (step and step.withheld):
-        return LogitsPick(loss, step, best=None)
-    if step and step.sure:
-        return LogitsPick(loss, step, best=step)
-    # The fastest by the loss alone is the answer only if it may also be the fastest by the step.
-    may_be_fastest = step is None or loss.row in [step.row, *step.rivals]
-    return LogitsPick(loss, step, best=loss if loss.sure and may_be_fastest else None)
+        best = None
+    elif step and step.sure:
+        best = step
+    elif loss.sure and (step is None or loss.row in [step.row, *step.rivals]):
+        best = loss
+    else:
+        best = None
+    return LogitsPick(loss, step, best)
 
 
 def by_time(rows: Sequence[Row], scope: str) -> Pick | None:

@@ -107,7 +107,8 @@ def measured(arguments: Namespace) -> Iterator[Path]:
 def shared(words: Sequence[str]) -> list[str]:
     """Return the words of a command line that each run on the cluster gets too, and "--quiet".
 
-    The name of the command, what is swept, and flags that concern this machine alone are left out.
+    The name of the command, what is swept, and flags that concern this machine alone are left out:
+    a parser of these flags takes them with their values, and returns the words it does not know.
 
     words: "sweep", "vocab-size=500,4096", "--only", "k2", "--log-dir", "here"."""
     left_out = ArgumentParser(add_help=False)

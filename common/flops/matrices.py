@@ -258,7 +258,9 @@ def _sizes(weights: Sequence[Any]) -> tuple[int, int]:
 
 
 def _mkldnn_layer(call: Call) -> Count:
-    """Count the forward of one layer in oneDNN."""
+    """Count the forward of one layer in oneDNN.
+
+    weight0 and weight1 are the matrices of inputs and states, weight2 and weight3 their biases."""
     numbers = range(4 if call["has_biases"] else 2)
     matrices, biases = _sizes([call[f"weight{number}"] for number in numbers])
     others_per_step = biases + _CELLS[call["mode"]].forward * call["hidden_size"]

@@ -329,7 +329,7 @@ def _counts(changes: Changes) -> str:
     """Return how many of the compared times became faster or slower: "1 faster, 0 slower, 4
     unclear".  Times that were measured beside other load are left out."""
     verdicts = _verdicts(changes)
-    del verdicts[BESIDE_LOAD]
+    del verdicts[BESIDE_LOAD]  # no error where it is missing, unlike that of a dict
     if not verdicts:
         return "none to compare"
     words = ("faster", "slower", *(["same"] if verdicts["same"] else []), "unclear")

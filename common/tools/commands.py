@@ -145,12 +145,12 @@ def _pending(tasks: Sequence[Task], of_tool: run.Run) -> list[Task]:
 
     of_tool: the run of the tool, which says what is done."""
     pending: list[Task] = []
-    for task in reversed(tasks):  # the task that takes a file comes after the one that leaves it
-        is_pending = not of_tool.is_done(task.name)
-        if task.leaves and pending and pending[-1].takes == task.leaves:
-            is_pending |= not (of_tool.folder / task.leaves).exists()
-        if is_pending:
+    needed = None  # the file that the next task to run takes
+    for task in reversed(tasks):  # so that it is known whether the task that takes a file is to run
+        is_gone = task.leaves and task.leaves == needed and not (of_tool.folder / needed).exists()
+        if is_gone or not of_tool.is_done(task.name):
             pending.append(task)
+            needed = task.takes
     return pending[::-1]
 
 

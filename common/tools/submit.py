@@ -168,6 +168,7 @@ def rows_to_send(rows: Sequence[Row]) -> dict[str, Row]:
     for row in rows:
         file = row.folder / schema.FILE_NAME
         is_file = file.is_file() and not (file.is_symlink() or row.folder.is_symlink())
+        # Of "torchaudio:by-utterance@k2", a loss by utterance under a second torch, "torchaudio".
         loss = row.header.name.partition("@")[0].removesuffix(f":{implementations.BY_UTTERANCE}")
         if is_file and loss in losses and not row.unreadable:
             name = row.header.name.replace(":", "-").replace("@", "-at-")

@@ -82,13 +82,14 @@ def parts(context) -> list[Part]:
         warm_up = heaviest(context.all_batches, batches)
     step_first = settings.own_batches and not is_cuda
     scopes = list(settings.scopes)
-    # Unless the step is always first, the order turns after each odd round: one scope is first in
-    # round 1, the other in rounds 2 and 3.
+    # Unless the step is always first, "loss" is first in rounds 1, 4, 5, 8, 9, ..., the step in
+    # rounds 2, 3, 6, 7, ...
     if step_first or number // 2 % 2:
         scopes.reverse()
     order = rotated(batches, number)
     result = [Part(scope, warm_up, order, settings.max_seconds) for scope in scopes]
     if step_first and len(scopes) > 1:
+        # Reversed, `scopes` ends with "loss", whose part is replaced: the step has warmed it up.
         # Batches may be sorted by size, so the next round takes others of them.
         count = max(1, len(batches) // BATCHES_FOR_A_LOSS)
         some = rotated(batches, number * count)[:count]

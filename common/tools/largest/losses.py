@@ -70,8 +70,10 @@ def outcome(config: Losses, search: Search, kept: Kept) -> Outcome:
             reason=correct.reason,
         )
     result = search.outcome(kept)
+    if result.next_size is not None or result.size is None:  # the search goes on, or nothing fits
+        return result
     judged = kept.job(f"{search.name} judge-{result.size}")
-    if result.size and result.next_size is None and judged.status != "ok":
+    if judged.status != "ok":  # not judged yet, or in vain; a wrong answer is an error of the job
         result.next_size = result.size
         result.pass_name = "judge"
         result.status = "wrong" if judged.status == "error" else judged.status

@@ -374,21 +374,24 @@ class Profiling:
     def time_steps(self) -> Steps:
         """Time each step twice, without and with labels; return the times.
 
-        In steps 0, 2, 4, ... the run with labels comes first, in the others the run without."""
+        A place's span gets one time for each step that has the place: the sum over its calls.  In
+        steps 0, 2, 4, ... the run with labels comes first, in the others the run without."""
         load = machine.ForeignLoad()
         spans: dict[labels.Place, rows.Span] = {}
         bare: list[Times] = []
         labelled: list[Times] = []
         for number in range(self.choice.steps):
             step_spans = labels.Spans(self._read)
-            order = (None, step_spans) if number % 2 else (step_spans, None)
-            for spans_or_none in order:
+            runs = [(step_spans, labelled), (None, bare)]
+            if number % 2:
+                runs.reverse()
+            for spans_or_none, taken in runs:
                 times = self.timed(partial(self.step, self.arguments(number), spans_or_none))
-                (labelled if spans_or_none else bare).append(times)
+                taken.append(times)
             for place, readings in step_spans.calls.items():
                 chain, phase = place
                 new = rows.Span(chain=list(chain), phase=phase, calls=0, host_ns=[], device_ns=[])
-                span = spans.setdefault(place, new)
+                span = spans.setdefault(place, new)  # `new` in the first step that has this place
                 span.calls += sum(not reading.is_recomputed for reading in readings)
                 summed = self._summed(readings)
                 span.host_ns.append(summed.host_ns)
