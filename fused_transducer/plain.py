@@ -212,6 +212,7 @@ def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tens
         _, values, factors = joiner.activations(tile)
         logits = torch.addmm(joiner.bias, values * factors, joiner.weight.t())
         parts = _log_probabilities(call, logits, tile)
+        # Part 1 is the label. The penalty raises it before the middle frame, and lowers it after.
         penalty = call.delay_penalty * ((joiner.T_lengths[tile.n] - 1).double() / 2 - tile.t)
         parts[:, 1] = torch.where(tile.has_target, parts[:, 1] + penalty, -torch.inf)
         logs[:, tile.t + tile.u, tile.n, tile.u] = parts.t()
@@ -323,6 +324,7 @@ class Walk:
         emits = inside  # whether a label may leave the cell
         if band is not None:
             inside = (t >= band[..., 0]) & (t <= band[..., 1])
+            # State u + 1, to which the label leads, must have begun; the last state has none.
             emits = inside & pad(t[..., :-1] >= band[:, 1:, 0], (0, 1))
         #: Log-weights (arcs, T+U, N, U+1) of the arcs that leave each cell.
         self.weights = parts[0].new_empty(len(lattice.arcs), *parts[0].shape)
@@ -330,9 +332,9 @@ class Walk:
             weight.fill_(arc.weight).masked_fill_(~(emits if arc.du else inside), -torch.inf)
             for part in arc.parts:
                 weight += parts[part]
-            if arc.then_blank:
+            if arc.then_blank:  # the blank of the cell (t, u+1), on the next anti-diagonal
                 weight += pad(parts[0][1:, :, 1:], (0, 1, 0, 0, 0, 1), value=-torch.inf)
-            if arc.du == 1 and not lattice.label_ends:
+            if arc.du and not lattice.label_ends:  # then no label leads behind the last frame
                 weight.masked_fill_(t + arc.dt >= T_lengths.view(-1, 1), -torch.inf)
 
     def _with_margins(self, value: float) -> Tensor:

@@ -400,18 +400,21 @@ def products_answer(pick: Pick, rows: Sequence[Row]) -> str:
 
 def logits_answer(picks: LogitsPick) -> Sentence:
     """Return a sentence on the best of the losses that take logits: by the step, and by the loss
-    alone.  Without times of steps, it is by the loss alone."""
+    alone.  Without times of steps, it is by the loss alone.
+
+    The step comes first, unless `best` is by the loss, as the step leaves the fastest open."""
     loss, step, best = picks
+    by_loss = answer(loss, time_of("loss"))
     if step is None:
-        return answer(loss, time_of("loss"))
+        return by_loss
     if loss.withheld or step.withheld:
         return [doubts.WITHHELD]
     by_step = answer(step, time_of("step"))
+    if best is loss:
+        return [*by_loss, "; by the step ", *by_step]
     if best is step and loss.sure and loss.row is step.row:
         return [*by_step, "; its loss is the fastest too"]
-    if best is loss:
-        return [*named(loss, time_of("loss")), "; by the step ", *by_step]
-    return [*by_step, "; by the loss alone ", *answer(loss, time_of("loss"))]
+    return [*by_step, "; by the loss alone ", *by_loss]
 
 
 def approximate_answer(pick: Pick) -> Sentence:
@@ -487,15 +490,15 @@ def cautions(pick: Pick) -> tuple[str, str]:
     caveats = [
         doubt.words for doubt in doubts.doubts(pick.row) if doubt.kind in ("above limit", "coarse")
     ]
-    judged = ""  # "1.2 on 24 Nov 2026"
+    if not (pick.judged or caveats):
+        return "corners", f"{name} was not judged yet: {check}"
+    judged = ""  # "1.2 on 24 Nov 2026", or "" if it was not judged
     if pick.judged:
         caveats += pick.judged.caveats
         judged = f"{pick.judged.version} on {_day(pick.judged.day)}".strip()
         version = pick.row.environment.implementation_version or ""
         if version_numbers(pick.judged.version) < version_numbers(version):
             judged += f", which is older than this package ({version.partition('+')[0]}): {check}"
-    elif not caveats:
-        return "corners", f"{name} was not judged yet: {check}"
     if not caveats:
         return "corners", f"{command('check')} found nothing wrong with {name} {judged}"
     shown = caveats[:MOST_CAVEATS]

@@ -393,8 +393,8 @@ def finish(
         drop_stdout()
         ended.code = ended.code or EXIT_FAILED
         remark = f"warning: no table: {error.strerror or error}; {command('summarize')} prints it"
-        if isinstance(error, BrokenPipeError):  # the reader of the table, `head` say, has enough
-            remark = ""
+        if isinstance(error, BrokenPipeError):
+            remark = ""  # the reader of the table, `head` say, has enough: no remark at all
     if remark:
         say(remark)
     if isinstance(ended.mistake, store.NotWritten):

@@ -61,12 +61,9 @@ def _matrices(first: str, second: str, call: Call) -> int:
 def _scaled_bias(call: Call) -> int:
     """Count what is beside the product in beta * self + alpha * product: for each output the sum,
     unless beta is 0, and a product for each factor that is not 1."""
-    per_output = 0
-    if call["beta"] != 0:
-        per_output += 1 if call["beta"] in (1, None) else 2
-    if call["alpha"] not in (1, None):
-        per_output += 1
-    return per_output * output(call)
+    beta, alpha = call["beta"], call["alpha"]  # None means 1
+    is_counted = (beta != 0, beta not in (0, 1, None), alpha not in (1, None))
+    return sum(is_counted) * output(call)
 
 
 def _bias(call: Call) -> int:

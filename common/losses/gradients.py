@@ -76,7 +76,8 @@ class Leaf:
         """Return the factor by which the right gradient comes nearest to the gradient of the loss
         (least squares); 1 if the right gradient is 0.
 
-        Rounding hardly changes the factor, since the errors of entries average out."""
+        The gradient of the loss is right + error, so the factor is 1 plus that of the error alone.
+        Rounding hardly changes it, since the errors of entries average out."""
         return 1 + self.product / self.right_square if self.largest > rounding.TINY else 1.0
 
     @property

@@ -321,6 +321,7 @@ def layer(
         weight, bias = drawn(D, V + further, (settings.seed, LAYERS.index(name)))
     else:
         weight, bias = source.layer(name)
+        # Their stream has the number after those of LAYERS.
         further_weight, further_bias = drawn(D, further, (settings.seed, len(LAYERS)))
         weight = np.concatenate([weight, further_weight])
         bias = np.concatenate([bias, further_bias])

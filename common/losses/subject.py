@@ -106,7 +106,7 @@ def prepare(job: JobSpec) -> Context:
     where = device.set_up_torch(replace(settings, tf32=settings.tf32 and not is_correctness))
     import torch
 
-    # The clock keeps Python's own functions, before the script of the loss may change them.
+    # Imported now, the clock keeps Python's own functions, which the script of the loss may change.
     importlib.import_module("rnnt_bench.instruments.clock")
     state = device.state()
     dtype = getattr(torch, settings.dtype)

@@ -52,11 +52,10 @@ def of_gradient(answer: Answer, worst: Judged, allowed: str) -> str:
     subject = f"the loss is right, the {gradient_of(worst.leaf)} is"
     if leaf.missing:
         return f"{subject} missing"
-    off_by = abs(leaf.factor - 1)
-    # The factor is the cause if the error that it leaves is small, and less than half of the error
-    # that it explains.
-    if leaf.beside_factor < min(NEAR * abs(leaf.factor), off_by / 2):
-        digits = 4 if off_by > NEAR / 2 else 8  # so that it does not read "1 times"
+    explained = abs(leaf.factor - 1)  # the error that is due to the factor
+    # The factor is the cause if the error beside it is small, and less than half of `explained`.
+    if leaf.beside_factor < min(NEAR * abs(leaf.factor), explained / 2):
+        digits = 4 if explained > NEAR / 2 else 8  # so that it does not read "1 times"
         cause = guess(leaf.factor, 1.0, answer.shapes)
         return f"{subject} {leaf.factor:.{digits}g} times what is right{cause}; {allowed}"
     return f"{subject} not: at {leaf.furthest}; {worst.what} {size(worst.error)}, {allowed}"

@@ -224,14 +224,17 @@ def amounts_of(taken: Taken, on_cuda: bool) -> Amounts:
 
 def parts_of(measured: Measured) -> list[Part]:
     """Return the rows of the table: the labels in the order in which they begin, each backward
-    after its forward; then `other`, and last the step."""
+    after its forward; then `other`, and last the step.
+
+    `other` begins as the whole step, and loses each outermost label.  Likewise the own time of a
+    label begins as all of its time, and loses that of each label directly in it."""
     on_cuda = None not in measured.device_ns
     steps = len(measured.host_ns)
     step = Part(name=STEP, label=STEP, calls=steps)
     other = Part(name=OTHER, label=OTHER, calls=steps)
-    for part in (step, other):  # the outermost labels are subtracted from `other` below
+    for part in (step, other):
         part.add(amounts_of(measured, on_cuda))
-    by_label: dict[str, dict[str, Part]] = {}
+    by_label: dict[str, dict[str, Part]] = {}  # {label: {phase: its row}}
 
     def part_of(chain: list[str], phase: str) -> Part:
         """Return the row of the last label of a chain in a phase; make it where there is none."""
