@@ -284,6 +284,8 @@ def _flops_of_gradients(grad_losses, arcs, kept, *inputs, out_val=None, **_):
     were kept, they are computed again, and count too."""
     *tensors, options, _, (wants_encoder, wants_decoder, wants_weight, _) = inputs
     call = Call.of(tensors, options)
+    # Each of these that is true takes one product: the logits, the gradient of the weight, and that
+    # of the joiner's outputs, which encoder and decoder share.
     products = sum([len(kept) == 0, wants_weight, wants_encoder or wants_decoder])
     return _flops(call, lambda: plain.has_gradient(call, arcs), products)
 

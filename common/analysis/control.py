@@ -28,19 +28,19 @@ def is_unchanged(baseline: Row, row: Row) -> bool:
     A package is the same at the same version. A loss of this repository, or one that is not in its
     table, is the same only at the same git revision without uncommitted changes. So is a package
     without a version."""
-    if (
-        baseline.name != row.name
-        or _versions(baseline) != _versions(row)
-        or not row.environment.torch
-    ):
+    if baseline.name != row.name or _versions(baseline) != _versions(row):
+        return False
+    if not row.environment.torch:  # neither run tells which it had
         return False
     implementation = implementations.BY_NAME.get(row.loss.partition(":")[0])
     is_own = implementation is None or implementation.package in OWN_PACKAGES
-    if not is_own and row.environment.implementation_version not in (None, "unknown"):
+    has_version = row.environment.implementation_version not in (None, "unknown")
+    if has_version and not is_own:
         return True
     before, after = baseline.header, row.header
-    is_clean = not before.git_dirty and not after.git_dirty
-    return is_clean and bool(after.git_revision) and before.git_revision == after.git_revision
+    if before.git_dirty or after.git_dirty:
+        return False
+    return bool(after.git_revision) and before.git_revision == after.git_revision
 
 
 def _versions(row: Row) -> tuple[object, ...]:

@@ -193,7 +193,9 @@ def _rows_of(folder: Path, asked: list[Path], traces: bool) -> list[Row]:
                 store.warn(f"{folder}: a search of an earlier version is left out; {advice}")
                 return []
             return [measured.row_of(records, folder, traces)]
-        return _foreign_rows(asked or reader.trace_files(folder), folder) if traces else []
+        if not traces:
+            return []
+        return _foreign_rows(asked or reader.trace_files(folder), folder)
     except errors.UserError as error:
         reason = str(error)
     except OSError as error:

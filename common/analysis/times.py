@@ -199,9 +199,9 @@ def slow_products(limits: Sequence[schema.Limits]) -> float | None:
     """Return torch's rate of matrix products over the processor's, if torch is slow because of MKL
     (see SLOW); None if torch is not slow, or if a rate is not known.
 
-    The processor's rate is that of the suite's own loop. On processors that are not Intel's, MKL
-    may not use the widest vectors. A preloaded library makes MKL take its path for Intel's
-    processors."""
+    On processors that are not Intel's, MKL may not use the widest vectors. So torch is slower than
+    the suite's own loop, whose rate is the processor's, and faster under a preloaded library that
+    makes MKL take its path for Intel's processors."""
     # Records with streams are of all threads. Beside other load these wait for each other, so torch
     # would look slow for that reason too.
     one_thread = [line for line in limits if not line.streams]
@@ -209,8 +209,9 @@ def slow_products(limits: Sequence[schema.Limits]) -> float | None:
     as_intel = device_rates(one_thread, mkl_as_intel=True)
     if not (usual.torch and usual.loop and as_intel.torch):
         return None
-    is_slow = usual.torch < SLOW * usual.loop and as_intel.torch > FASTER * usual.torch
-    return usual.torch / usual.loop if is_slow else None
+    if usual.torch < SLOW * usual.loop and as_intel.torch > FASTER * usual.torch:
+        return usual.torch / usual.loop
+    return None
 
 
 # The limit.

@@ -433,7 +433,8 @@ def approximate_answer(pick: Pick) -> Sentence:
     off = accuracy(pick.row)
     if off:
         facts.append(f"its loss is {off}")
-    return [", ".join(filter(None, [name_of(pick.row), "; ".join(facts)]))]
+    name = name_of(pick.row)
+    return [f"{name}, {'; '.join(facts)}" if facts else name]
 
 
 def accuracy(row: Row) -> str:

@@ -251,8 +251,9 @@ def warnings(batches: Batches, chosen: Sequence[int], settings: Settings) -> lis
 
     chosen: the indices of the batches that the run measures."""
     lines = []
-    # The first batches are these utterances, the longest first: batches[0] is the (T, U) of one.
     if batches.too_long:
+        # The first batches are these utterances, the longest first, so batches[0] is the (T, U) of
+        # the longest.
         lines.append(
             f"{text.count(len(batches.too_long), 'utterance')} longer than --max-frames, each a batch of its own; "
             f"the longest has {batches[0][0, 0]} frames (row {batches.too_long[0]}, counted from 0)"
@@ -260,6 +261,7 @@ def warnings(batches: Batches, chosen: Sequence[int], settings: Settings) -> lis
     flag = f"--num-batches {settings.num_batches}"
     if len(chosen) < settings.num_batches:
         lines.append(f"{flag}: there are no more than {len(chosen)}, and all are measured")
+    # Rounds with batches of their own need that many in all.
     elif settings.own_batches and len(batches) < settings.num_batches * settings.rounds:
         lines.append(
             f"{flag}: there are {len(batches)} batches for {settings.rounds} rounds, so rounds share some"

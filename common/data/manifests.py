@@ -85,7 +85,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
             number = 0
             while line := text.readline(LONGEST):
                 number += 1
-                if line.startswith("["):  # an array, which is read whole
+                if line.startswith("["):  # an array, read whole: each of its entries as a line
                     entries = json.loads(line + text.read(LONGEST))
                     yield from enumerate(map(json.dumps, entries), 1)
                 elif line.strip():

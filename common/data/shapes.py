@@ -295,16 +295,17 @@ def draw(seed: int = SEED) -> tuple[np.ndarray, np.ndarray]:
     percent_t, percent_u = 100.0 * uniform64(seed, 2 * count).reshape(2, count)
     quantiles = figures["T_at_percent"][np.newaxis]
     only_table = np.zeros(count, dtype=np.intp)  # T has one table, number 0
-    frames = _interpolate(percent_t, figures["T_percent"], quantiles, only_table)
+    exact_T = _interpolate(percent_t, figures["T_percent"], quantiles, only_table)
     rates = figures["U_per_1000_T_at_percent_by_T_bin"]
-    bins = np.searchsorted(figures["T_bin_edges"], frames, side="right") - 1
+    bins = np.searchsorted(figures["T_bin_edges"], exact_T, side="right") - 1
     bins = np.clip(bins, 0, len(rates) - 1)
     rate = _interpolate(percent_u, figures["U_per_1000_T_percent"], rates, bins)
     least = [published["T_min"], published["U_min"]]
     most = [published["T_max"], published["U_max"]]
-    rows = np.rint(np.stack([frames, frames / 1000.0 * rate], axis=1))
+    rows = np.rint(np.stack([exact_T, exact_T / 1000.0 * rate], axis=1))
     rows = np.clip(rows, least, most).astype(np.int32)
-    quarter = np.clip(np.floor(4 * (frames - rows[:, 0] + 0.5)), 0, 3).astype(np.int32)
+    # In which quarter of [T - 0.5, T + 0.5) the exact T lies; beyond, if it was clipped.
+    quarter = np.clip(np.floor(4 * (exact_T - rows[:, 0] + 0.5)), 0, 3).astype(np.int32)
     features = feature_frames(rows[:, 0], 4) + quarter
     return rows, np.stack([features, rows[:, 1]], axis=1)
 

@@ -449,7 +449,8 @@ class _Mode(TorchDispatchMode):
 def _applied(frame: Any | None) -> Iterator[tuple[Any, Call]]:
     """Yield (frame, call) of each custom function that runs in `frame` or in one of its callers.
 
-    The innermost comes first."""
+    The innermost comes first.  The local variables of the frame of `Function.apply` hold the
+    function, as its `cls`, and the arguments of its `forward`."""
     while frame is not None:
         code = frame.f_code
         if code is _APPLY:

@@ -112,8 +112,10 @@ def _mutual_information(call: Call) -> int:
     if call["boundary"] is not None:
         bounds = call["boundary"].tolist()
         lengths = [(t_end - t, u_end - u) for u, t, u_end, t_end in bounds]
+    # The edges are the T cells before any target and, on a regular lattice, the U cells of frame 0.
+    # Where a target takes a frame, no arc reaches the latter.
     is_regular = px.shape[2] == T + 1
-    edges = sum(T + (U if is_regular else 0) for T, U in lengths)
+    edges = sum(T + U if is_regular else T for T, U in lengths)
     inner = sum(T * U for T, U in lengths)
     total = 6 * inner + edges
     if call["return_grad"] or px.requires_grad or py.requires_grad:

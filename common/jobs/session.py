@@ -446,11 +446,12 @@ class Session:
                 yield from facts(row, lines).items()
 
     def _keep(self, job: Runnable, lines: list[Line]) -> Status:
-        """Add the records of a job to its run, and return the status that was kept.
+        """Add the records of a job to its run, and return the status that was kept.  That is an
+        "error" if the disk has no room.
 
-        Keeps only a status "error" if the records are not comparable with earlier ones, or raises
-        Changed, see `_if_comparable`.  The traces of a trace job that failed are removed first:
-        they may have filled the disk."""
+        If the records are not comparable with earlier ones, either keeps only a status "error", or
+        raises Changed: see `_if_comparable`.  The traces of a trace job that failed are removed
+        first: they may have filled the disk."""
         run = self.run_of[job.row_pass.row]
         lines = self._if_comparable(job, lines)
         if job.row_pass.pass_name == "trace" and not store.ended_well(lines):

@@ -137,10 +137,8 @@ def claim_folder(log_dir: Path, base: str) -> Claim:
     """Lock an empty folder `base` in `log_dir`, made if it is absent; return the lock.
 
     If that name is taken, try base.2, base.3, ...  Raises UserError if none can be made."""
-    number = 0
+    folder, number = log_dir / base, 1
     while True:
-        number += 1
-        folder = log_dir / (base if number == 1 else f"{base}.{number}")
         try:
             log_dir.mkdir(parents=True, exist_ok=True)
             folder.mkdir(exist_ok=True)
@@ -149,13 +147,14 @@ def claim_folder(log_dir: Path, base: str) -> Claim:
         except Held:
             pass  # another run took the folder just now
         except OSError as error:
-            # A file, or a link that leads nowhere, has this name: try the next one.
-            if isinstance(error, FileExistsError) and os.path.isdir(log_dir):
-                continue
-            reason = not_a_folder(error.filename) or error.strerror
-            raise UserError(
-                f"--log-dir {log_dir}: cannot write {error.filename} ({reason}); name another folder"
-            ) from error
+            # A file, or a link that leads nowhere, may have this name: then the next is tried.
+            if not (isinstance(error, FileExistsError) and os.path.isdir(log_dir)):
+                reason = not_a_folder(error.filename) or error.strerror
+                raise UserError(
+                    f"--log-dir {log_dir}: cannot write {error.filename} ({reason}); name another folder"
+                ) from error
+        number += 1
+        folder = log_dir / f"{base}.{number}"
 
 
 def new_run(log_dir: Path, base: str, file_name: str, head: Mapping[str, Any]) -> Run:
