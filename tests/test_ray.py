@@ -23,8 +23,11 @@ needs_ray = pytest.mark.skipif(not PYTHON, reason="no Ray: make setup ENVIRONMEN
 QUICK = ["--preset", "quick", "--device", "cpu", "--passes", "correctness,timing", "--scope", "loss"]
 
 
-def test_a_cell_gets_the_flags_but_those_of_this_machine():
-    words = ["--only", "k2", "--sweep=vocab-size=5,6", "--executor", "ray", "--log-dir", "here", "--dtype", "float64"]
+@pytest.mark.parametrize(
+    "axis", [["--sweep=vocab-size=5,6"], ["--sweep", "vocab-size=5,6"], ["vocab-size=5,6"]], ids=" ".join
+)
+def test_a_cell_gets_the_flags_but_those_of_this_machine(axis):
+    words = ["--only", "k2", *axis, "--executor", "ray", "--log-dir", "here", "--dtype", "float64"]
     assert cluster.shared(words) == ["--only", "k2", "--dtype", "float64", "--quiet"]
 
 

@@ -264,3 +264,10 @@ def test_no_file_and_no_steps_are_errors_of_their_window(tmp_path):
         with pytest.raises(TraceError, match="cannot be read"):
             read(path)
     assert "no ProfilerStep" in numbers_of(tmp_path, [allocation(1, 2)]).error
+
+
+def test_a_trace_named_beside_its_folder_or_records_does_not_narrow_them(tmp_path):
+    traces = [write(tmp_path / f"w.{number}.pt.trace.json", kineto(steps([100], number))) for number in (1, 2)]
+    for paths in ([tmp_path, traces[0]], [traces[0], tmp_path], [traces[0]]):
+        (row,) = rows(paths)
+        assert len(row.profile.step_us) == (2 if tmp_path in paths else 1)

@@ -125,11 +125,12 @@ def rows(paths: Sequence[Any] = (), all_runs: bool = False) -> list[Row]:
 
 
 def _folders(paths: Sequence[Any]) -> dict[Path, list[Path]]:
-    """Return run folder -> the traces in it that `paths` name one by one; [] where `paths` name the
-    whole folder or its records.
+    """Return run folder -> the traces in it that `paths` name one by one; [] where they also name
+    the whole folder or its records.
 
     Raises UserError for a path that does not exist."""
     folders: dict[Path, list[Path]] = {}
+    whole: set[Path] = set()
     for path in [Path(path) for path in paths] or [Path("log")]:
         problem = files.not_a_file_or_folder(path)
         if problem and paths:  # without paths: the default folder need not exist
@@ -138,12 +139,15 @@ def _folders(paths: Sequence[Any]) -> dict[Path, list[Path]]:
             )
         if os.path.isdir(path):
             for folder in run_folders(path):
-                folders[folder] = []
+                folders.setdefault(folder, [])
+                whole.add(folder)
         elif os.path.isfile(path):
-            asked = folders.setdefault(path.parent, [])
-            if path.name != schema.FILE_NAME:
-                asked.append(path)
-    return folders
+            traces = folders.setdefault(path.parent, [])
+            if path.name == schema.FILE_NAME:
+                whole.add(path.parent)
+            else:
+                traces.append(path)
+    return {folder: [] if folder in whole else traces for folder, traces in folders.items()}
 
 
 def run_folders(top: Path) -> Iterator[Path]:

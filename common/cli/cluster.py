@@ -117,8 +117,8 @@ def shared(words: Sequence[str]) -> list[str]:
     for flag in ("--quiet", "--details"):
         left_out.add_argument(flag, action="store_true")
     flags = words[1:] if words[:1] in (["run"], ["sweep"]) else words
-    _, kept = left_out.parse_known_args([word for word in flags if not _is_axis(word)])
-    return [*kept, "--quiet"]
+    _, kept = left_out.parse_known_args(flags)
+    return [*(word for word in kept if not _is_axis(word)), "--quiet"]
 
 
 def _is_axis(word: str) -> bool:
