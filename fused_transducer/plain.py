@@ -477,11 +477,14 @@ def _logit_gradients(call: Call, logits: Tensor, tile: _Tile, posteriors: Tensor
         loss.
     """
     columns = _columns(call, tile.target)
-    if call.topology == "tdt":
+    if call.topology == "tdt":  # a softmax of the symbols, and another of the durations
         symbols, durations = logits.split([call.symbols, call.V - call.symbols], 1)
         _softmax_gradient(symbols, columns[:, :2], posteriors[:, :2], 0.0)
         _softmax_gradient(durations, columns[:, 2:] - call.symbols, posteriors[:, 2:], 0.0)
     elif call.topology == "hat":
+        # As in `_log_probabilities`: of a blank logit b, the blank has the probability sigmoid(b),
+        # and a label sigmoid(-b) times its softmax among the labels. A target that is the blank
+        # counts as the blank.
         blank_logit = logits[:, call.blank].to(torch.float64, copy=True)
         label = posteriors[:, 1].masked_fill(tile.target == call.blank, 0)
         blank = torch.where(tile.target == call.blank, posteriors.sum(1), posteriors[:, 0])

@@ -164,8 +164,9 @@ def nemo(
     encoder_outputs (N, encoder_dim, T), decoder_outputs (N, decoder_dim, U+1). The blank is the
     last symbol. The outputs behind the blank (num_extra_outputs) are of TDT's durations.
     loss: the model's RNNTLoss. It sets reduction, clamp, fastemit_lambda, durations, sigma and
-    omega, except those that options has. omega is TDT's: the probability that a call leaves out
-    the durations, and computes the loss of the symbols alone on the regular lattice.
+    omega, except those that options has. omega is TDT's, and without TDT not used: the probability
+    that a call leaves out the durations, and computes the loss of the symbols alone on the regular
+    lattice.
     """
     if callable(getattr(joint, "is_adapter_available", None)) and joint.is_adapter_available():
         raise ValueError("nemo: the joint has adapters, which the loss would leave out")
@@ -197,7 +198,6 @@ def nemo(
     if temperature != 1 and normalises:  # NeMo divides the logits that it normalises
         weight = weight / temperature
         bias = None if bias is None else bias / temperature
-    symbols = len(weight) - extra
     if extra:
         options.update(topology="tdt", durations=tuple(options["durations"]), omega=omega)
     encoder_out = joint.enc(encoder_outputs.transpose(1, 2))
@@ -205,13 +205,13 @@ def nemo(
     if joint.training and getattr(joint, "masking_prob", 0) > 0:  # drawn as NeMo draws it
         kept = torch.rand(decoder_out.shape[0], 1, decoder_out.shape[1], 1) > joint.masking_prob
         decoder_out = decoder_out * kept.squeeze(1).to(decoder_out.device)
-    options = {
+    from_joint = {
         "dropout": sum(layer.p for layer in dropouts if layer.training),
-        "blank": symbols - 1,
-        **options,
+        "blank": len(weight) - extra - 1,
+        "activation": activation_name(activation),
     }
     tensors = encoder_out, decoder_out, weight, bias, targets, T_lengths
-    return tensors, {"U_lengths": U_lengths, "activation": activation_name(activation), **options}
+    return tensors, {"U_lengths": U_lengths, **from_joint, **options}
 
 
 @functools.partial(_recipe, loss_of=_of_nemo)

@@ -245,6 +245,7 @@ def _open_beside(path: Path) -> BinaryIO:
     lock."""
     for other in path.parent.glob(f".rnnt-bench-{'[0-9a-f]' * 12}.tmp"):
         with suppress(OSError), open(other, "rb") as stream:
+            # While its writer has the lock, this raises an OSError, and the file stays.
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The writer of a new file may not have locked it yet.
             if time.time() - other.stat().st_mtime > LEFT_SECONDS:

@@ -308,12 +308,13 @@ def products(
         folder: --log-dir
         timeout: seconds for each process
     """
-    with_own_product = _library(settings)
-    if "library" not in with_own_product:
+    own_product = _library(settings)
+    if "library" not in own_product:
         return []
+    with_fast_mkl = find(name).under(FAST_MKL).name
     limits: list[schema.Limits] = []
-    for row, options in ((name, with_own_product), (find(name).under(FAST_MKL).name, {})):
-        request = {**options, "products_alone": True}
+    for row, library in ((name, own_product), (with_fast_mkl, {})):
+        request = {**library, "products_alone": True}
         job = Job(row, "limits", subject="device", overrides=(("threads", 1),), request=request)
         # No progress bar is told that the job still runs.
         lines = executor.execute(job, python, folder, settings, timeout, lambda text: None)

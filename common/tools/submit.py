@@ -132,10 +132,11 @@ def flags_of(command: Any) -> list[str]:
         result += [word for word in arguments[:1] if word in COMMANDS]
     flags = {"--only", "--skip", "--topology", "--in-place", "--limits", "--sweep"}
     flags.update(setting.flag for setting in SETTINGS.values())
-    if result[1:] == ["sweep"]:  # the swept settings have no dashes: vocab-size=500,4096
+    if result == ["rnnt-bench", "sweep"]:  # the swept settings have no dashes: vocab-size=500,4096
         axes = (word for word in arguments[1:] if f"--{word.partition('=')[0]}" in flags)
         result += map(sendable, axes)
-    # The "--" after the last word is no value.
+    # The value of a flag without "=" is the word behind it, if that is not the next flag.  The last
+    # word gets "--", which looks like a flag.
     for word, following in zip(arguments, [*arguments[1:], "--"]):
         flag, equals, value = word.partition("=")
         if flag not in flags:

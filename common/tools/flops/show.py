@@ -3,7 +3,6 @@ module or by operator."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from rnnt_bench.records import schema
@@ -152,21 +151,15 @@ def parts_of(counted: Counted, by: str = "module", depth: int | None = None) -> 
     By module: a module also counts what the modules in it do.  Modules come in the order of the
     model, at most `depth` names deep.  Then comes a row for each place outside of the model, such
     as "(loss)".  By class or operator: each operation counts once, and the largest row is first.
-    The calls of the total are those of all operators."""
+    The calls of a row are those of the module, of the modules of the class, or of the operator.
+    Those of the total are of all operators."""
     kinds = {module.path: module.kind for module in counted.modules}
     parts: dict[str, Part] = {}
-    calls: Counter[str] = Counter()
-    for module in counted.modules:
-        if by == "class":
-            calls[module.kind] += module.calls
-        elif by == "module" and (depth is None or len(_names(module.path)) <= depth):
-            parts[module.path] = Part(name=module.path, kind=module.kind)
-            calls[module.path] = module.calls
-    total = Part(name="total")
-    for operator in counted.counts:
-        total.calls += operator.calls
-        if by == "operator":
-            calls[operator.operator] += operator.calls
+    if by == "module":
+        for module in counted.modules:
+            if depth is None or len(_names(module.path)) <= depth:
+                parts[module.path] = Part(name=module.path, kind=module.kind, calls=module.calls)
+    total = Part(name="total", calls=sum(operator.calls for operator in counted.counts))
     entries: list[Module | Operator] = [*counted.modules, *counted.counts]
     for entry in entries:
         total.add(entry)
@@ -180,11 +173,15 @@ def parts_of(counted: Counted, by: str = "module", depth: int | None = None) -> 
             names = [path for path in _above(entry.path) if path in parts] or [entry.path]
         for name in names:
             parts.setdefault(name, Part(name=name)).add(entry)
+    if by == "class":
+        for module in counted.modules:
+            parts[module.kind].calls += module.calls
+    elif by == "operator":
+        for operator in counted.counts:
+            parts[operator.operator].calls += operator.calls
     rows = [*parts.values()]
     if by != "module":
         rows.sort(key=lambda part: (-part.flops, -part.macs, part.name))
-    for part in rows:
-        part.calls = calls[part.name]
     rows.append(total)
     for part in rows:
         part.macs_share = part.macs / total.macs if total.macs else None

@@ -176,20 +176,21 @@ def progress(config: Buckets, kept: Kept, loss: str) -> Progress:
 
     A job "together" that did not fit ended at a step of one bucket.  Each such job reduces the size
     of that bucket by the share TOLERANCE of the size, or by 1 if that is more.  After a size of 1
-    comes None."""
+    comes None.  The present job "together" has the number behind all such jobs."""
     outcomes = searched(config, kept, loss)
     reduced: dict[int, int] = {}
     head = f"{loss} together-".strip()
-    failed = 0
-    for name, job in kept.jobs.items():
-        if not (name.startswith(head) and job.status in LIMITS and job.values):
-            continue
-        failed += 1
+    unfit = [
+        job
+        for name, job in kept.jobs.items()
+        if name.startswith(head) and job.status in LIMITS and job.values
+    ]
+    for job in unfit:
         number = job.of(Try)[-1].bucket or 0  # never 0: each step of a training has a bucket
         size = outcomes[number].size or 0
         reduced.setdefault(number, size)  # keeps the size before the first reduction
         outcomes[number].size = min(size - 1, int((1 - TOLERANCE) * size)) or None
-    name = f"{head}{failed + 1}"
+    name = f"{head}{len(unfit) + 1}"
     return Progress(loss, outcomes, reduced, name, kept.job(name))
 
 

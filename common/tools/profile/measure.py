@@ -220,6 +220,7 @@ class Profiling:
         if choice.labels:
             paths = labels.by_patterns(model, choice.labels)
         elif choice.depth is not None or choice.model:
+            # The default patterns, below, fit the suite's own models only.
             paths = {
                 path: label
                 for path, label in labels.by_depth(model, choice.depth or 1).items()
