@@ -179,7 +179,8 @@ def _clamped(x, most):
 
 @triton.jit
 def _exact_sum(x, y):
-    """Return x + y of float32 as (sum, rest): the rounded sum, and what the rounding leaves out."""
+    """Return x + y of float32 as (sum, rest): the rounded sum, and what the rounding leaves out
+    (Knuth's 2Sum, right whichever of x and y is larger)."""
     total = x + y
     of_y = total - x
     return total, (x - (total - of_y)) + (y - of_y)
@@ -599,6 +600,7 @@ def lattice(
             divisor = tl.where(total == 0, 1.0, total).to(tl.float32)
             tl.store(at_blank, x.to(tl.float32) / divisor, mask=has_blank)
             tl.store(at_label, y.to(tl.float32) / divisor, mask=has_label)
+        # The exponent bits of total give the shift by which the new mantissa is in [1, 2), or 0.
         shift = (total.to(tl.int64, bitcast=True) >> 52) - 1023
         mantissa = total * _two_to(-shift)
         exponent = tl.where(total == 0, IMPOSSIBLE, high + shift)
@@ -1120,7 +1122,7 @@ def weight_gradients(
         to = d_weight + (split + v)[:, None] * HP + h[None, :]
         tl.store(to, tl.load(to, mask=inside, other=0.0) + of_weight, mask=inside)
     if BIAS:
-        if tl.program_id(1) == 0:
+        if tl.program_id(1) == 0:  # the programs along h have the same sum: one adds it
             at = d_bias + split + v
             tl.store(at, tl.load(at, mask=v < V, other=0.0) + of_bias, mask=v < V)
 

@@ -70,7 +70,7 @@ def limits(
     end = torch.cat([closes, last_frame], 1)
     # As the other states limit it too: a state begins at least `step` frames after the state before
     # it, and ends at least `step` frames before the state behind it. `ahead` is the least number of
-    # frames that the labels up to a state go ahead.
+    # frames that the labels up to a state go ahead: less `ahead`, frames only must not decrease.
     ahead = step * torch.minimum(u, U_lengths.unsqueeze(1))
     begin = (begin - ahead).cummax(1).values + ahead
     end = (end - ahead).flip(1).cummin(1).values.flip(1) + ahead

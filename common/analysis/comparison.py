@@ -425,23 +425,24 @@ def _changed(pair: Pair) -> list[str]:
     """Return the recorded differences of code and environment, as "torch 2.10.0 -> 2.11.0"; for two
     different losses only the difference of torch."""
     baseline, new = pair.baseline, pair.new
-    torch = ("torch", baseline.environment.torch, new.environment.torch)
+    before, after = baseline.environment, new.environment
+    torch = ("torch", before.torch, after.torch)
     values = [torch]
+    sides = {}
     if pair.is_one_loss:
-        before, after = baseline.environment, new.environment
         values = [
             ("revision", baseline.header.git_revision, new.header.git_revision),
             torch,
             ("version", before.implementation_version, after.implementation_version),
             ("Python", before.python, after.python),
         ]
+        sides = {"baseline": baseline, "new side": new}
     changed = [
         f"{label} {str(old)[:20]} -> {str(current)[:20]}"
         for label, old, current in values
         if old != current
     ]
-    sides = {"baseline": baseline, "new side": new}
-    dirty = [side for side, run in sides.items() if pair.is_one_loss and run.header.git_dirty]
+    dirty = [side for side, run in sides.items() if run.header.git_dirty]
     if dirty:
         changed.append(f"uncommitted changes in the {' and the '.join(dirty)}")
     return changed

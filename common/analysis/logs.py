@@ -214,13 +214,14 @@ def _foreign_rows(paths: list[Path], folder: Path) -> list[Row]:
 
     paths: the traces of all workers; folder: where they are, which names the rows"""
     by_worker = text.gathered(
-        (reader.worker(path), (path, window)) for path, window in windows.read_windows(paths)
+        (reader.worker(path), (path, trace)) for path, trace in windows.read_windows(paths)
     )
     name = folder.resolve().name
     result = []
     for label, traces in by_worker.items():
         numbers = windows.profiled(traces)
-        readable = not numbers.error or any(window.steps for window in numbers.windows)
+        has_steps = any(window.steps for window in numbers.windows)
+        unreadable = bool(numbers.error) and not has_steps
         device = "cuda" if numbers.on_cuda else "cpu"
         result.append(
             Row(
@@ -228,9 +229,9 @@ def _foreign_rows(paths: list[Path], folder: Path) -> list[Row]:
                 folder,
                 status="error" if numbers.error else "ok",
                 reason=numbers.error or "",
-                environment=schema.Environment(device=device if readable else None),
+                environment=schema.Environment(device=None if unreadable else device),
                 profile=numbers,
-                unreadable=not readable,
+                unreadable=unreadable,
             )
         )
     return result

@@ -371,7 +371,8 @@ def products_answer(pick: Pick, rows: Sequence[Row]) -> str:
     "optimized_transducer: 3.3x here, of which 1.9x are torch's slow products on this CPU; 1.7x
     without them (1.6 to 1.8)"
 
-    The next loss is the fastest of those that were also timed with fast products.
+    The next loss is the fastest of those that were also timed with fast products. The part of the
+    slow products is the ratio here over the ratio without them, so that the factors multiply.
 
     pick: the fastest of `rows`
     """
@@ -380,9 +381,9 @@ def products_answer(pick: Pick, rows: Sequence[Row]) -> str:
         for row in _ok(rows)
         if row.with_fast_products and row.against_fastest.baseline is pick.row
     ]
-    row = min(controlled, key=lambda row: row.over_fastest or math.inf, default=None)
-    if row is None or pick.withheld:
+    if pick.withheld or not controlled:
         return ""
+    row = min(controlled, key=lambda row: row.over_fastest or math.inf)
     here: Standing = row.against_fastest
     without: Standing = row.with_fast_products
     if here.beside_load or without.beside_load or not (here.factor and without.factor):

@@ -168,8 +168,9 @@ def package_reduction(exam: Examination) -> Outcome:
     """Judge the package's own reduction that the question's name ends with: none, mean or sum.
 
     A mean is right if value and gradient are both those of one of the known means; the message says
-    of which.  The message of a wrong answer compares it with the known reduction whose loss is
-    nearest.  Raises NotAsked if the package has no such reduction.
+    of which.  For "none" and "sum" only the reduction without a description is right.  The message
+    of a wrong answer compares it with the known reduction whose loss is nearest.  Raises NotAsked
+    if the package has no such reduction.
     """
     reduction = exam.question.name.partition("-")[2]
     available = exam.adapter.reductions
@@ -179,13 +180,14 @@ def package_reduction(exam: Examination) -> Outcome:
     wrong = []
     for description, weights in _reductions(exam, reduction).items():
         outcome = _reduced(exam, weights, reduction)
-        is_right = reduction == "mean" or not description
-        if is_right and outcome.result == PASS:
+        may_be_right = reduction == "mean" or not description
+        if may_be_right and outcome.result == PASS:
             return changed(outcome, message=description)
         message = outcome.message or "value and gradient are right"
         if description:
             message += f", compared with the {description}"
         wrong.append(changed(outcome, result=DIFFERS, message=message))
+    # loss_error is None only without a path; these questions have paths, so no loss lacks it.
     return min(wrong, key=lambda outcome: outcome.loss_error or 0.0)
 
 

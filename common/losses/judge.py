@@ -91,12 +91,11 @@ class Right:
         self.model = copy.deepcopy(model).to(dtype)
         self.cells: list[Cells] = []
         for step, factor in zip(steps, factors):
-            leaves = step.leaves
             gradients = step.gradients()
-            kind = Cells
-            if "given" not in leaves:
-                kind = StepCells
-                leaves = self._own_leaves(step)
+            if "given" in step.leaves:  # a loss of given logits
+                kind, leaves = Cells, step.leaves
+            else:
+                kind, leaves = StepCells, self._own_leaves(step)
                 # The gradients of the weights are sums over all steps: compare them once, as those
                 # of the last step.
                 if step is not steps[-1]:

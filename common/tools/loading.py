@@ -154,7 +154,7 @@ def made(
         if device == "meta":
             with suppress(NotImplementedError, RuntimeError), torch.device("meta"):
                 return maker(**arguments)
-        return maker(**arguments)
+        return maker(**arguments)  # with memory: another device, or "meta" has just failed
     except (NotRunnable, UserError):
         raise
     except (Exception, SystemExit) as error:  # a constructor may raise anything

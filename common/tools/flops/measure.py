@@ -233,16 +233,17 @@ def _called(
     positional: Sequence[Any],
     named: Mapping[str, torch.Tensor],
 ) -> Any:
-    """Call a method of the model, or of a module in it ("encoder.embed"); return its result.
+    """Call a method of the model, or of a module in it ("encoder.embed" is the method `embed` of the
+    module `encoder`); return its result.
 
     Raises UserError if there is no such method, and whatever the method raises."""
     if method == "forward":
         return model(*positional, **named)
-    owner: Any = None
-    function: Any = model
-    for name in method.split("."):
-        owner = function
-        function = getattr(owner, name, None)
+    *path, name = method.split(".")
+    owner: Any = model
+    for attribute in path:
+        owner = getattr(owner, attribute, None)
+    function = getattr(owner, name, None)
     if not callable(function):
         raise errors.UserError(f"--method {method}: {type(model).__name__} has no such method")
     # The counter's hooks see only calls of `forward`, so it is told of a call of another method.

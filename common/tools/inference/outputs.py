@@ -92,7 +92,8 @@ def edits(first: Sequence[Any], second: Sequence[Any]) -> int:
 def _sequences(outputs: Any) -> list[Sequence[Any]]:
     """Return the sequences of symbols in outputs, in order.
 
-    A sequence is a row of a tensor's last axis, a text, or a list of plain values."""
+    A sequence is a row of a tensor's last axis, a text, or a list of plain values.  In a list that
+    holds a list, text or tensor, each plain value is a sequence of its own."""
     outputs = _as_list(outputs)
     if isinstance(outputs, torch.Tensor):
         return torch.atleast_2d(outputs).flatten(0, -2).tolist()

@@ -85,14 +85,14 @@ def made(request: Steps, device: torch.device) -> torch.nn.Module:
     loss = request.loss
     arguments = dict(request.arguments)
     maker = loading.imported(name)
-    if loss and "loss" in inspect.signature(maker).parameters:
+    takes_loss = bool(loss) and "loss" in inspect.signature(maker).parameters
+    if takes_loss:
         arguments["loss"] = loss
-        loss = ""  # the model itself has it: nothing is left to patch
     if hasattr(maker, "config_class"):  # a class of transformers: the model has random weights
         model = loading.made(name, lambda: maker(maker.config_class(**arguments)), {}).to(device)
     else:
         model = loading.load(name, arguments, str(device))
-    if not loss:
+    if takes_loss or not loss:
         return model
     if loss == "fused" and hasattr(model, "joint"):
         return importlib.import_module("fused_transducer.recipes").patch(model)
