@@ -127,6 +127,7 @@ def check_number(
         raise ValueError(
             f"{name} must be {'an integer' if kind is Integral else 'a number'}; it is {value!r}"
         )
+    # NaN and inf fail the comparisons; -inf passes them where `least` is -inf, the default.
     if not least <= value < below or value == -math.inf:
         wanted = "finite" if least == -math.inf else f"{least} or more, and below {below}"
         raise ValueError(f"{name} must be {wanted}; it is {value}")

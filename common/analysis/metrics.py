@@ -523,15 +523,16 @@ def columns(table: str, rows: Sequence[Row]) -> list[Metric]:
     Tables of --details show their columns without values too. But a metric that is also in the
     plots of sweeps needs a value in every table."""
 
-    def is_kept(metric: Metric) -> bool:
-        """Tell whether the column of a metric is kept."""
-        if table in DETAILS.split() and not metric.is_in("plot"):
-            return True
+    def tells(metric: Metric) -> bool:
+        """Tell whether any row has a value, or a status other than "ok"."""
         if metric.key == "status":
             return any(_status_words(row) != "ok" for row in rows)
         return any(metric.shown(row) not in ("-", "") for row in rows)
 
-    return [metric for metric in METRICS.values() if metric.is_in(table) and is_kept(metric)]
+    in_table = [metric for metric in METRICS.values() if metric.is_in(table)]
+    if table in DETAILS.split():
+        return [metric for metric in in_table if not metric.is_in("plot") or tells(metric)]
+    return [metric for metric in in_table if tells(metric)]
 
 
 def differing(rows: Sequence[Row]) -> list[str]:

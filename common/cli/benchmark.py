@@ -194,13 +194,13 @@ class Measurement:
 
         resolved, cell: as in `measure_cell`; arguments: the flags"""
         names = list(self.python_of)
-        is_first = not self.folders
+        is_first_cell = not self.folders
         # A sweep that was stopped has no runs of its later cells: --resume begins them.
         with open_runs(
-            names, resolved, arguments.log_dir, arguments.resume, cell, or_new=not is_first
+            names, resolved, arguments.log_dir, arguments.resume, cell, or_new=not is_first_cell
         ) as run_of:
             self.folders += [run.folder for run in run_of.values()]
-            if is_first:
+            if is_first_cell:
                 if not arguments.quiet:
                     announce(names, resolved, self.flags)
                 if {"timing", "trace"} & set(resolved.passes):

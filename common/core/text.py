@@ -179,6 +179,7 @@ def quantity(value: float | None, unit: str = "") -> str:
         return "-"
     scaled: float = round(value)
     for prefix in ("", "K", "M", "G", "T", "P"):
+        # The rounded number decides: 999 999 is 1.0 M, not 1000.0 K.
         shown = str(round(scaled, 2) if prefix else scaled)
         if abs(float(shown)) < 1000:
             break

@@ -262,8 +262,9 @@ class Sketch:
         sums = self.sums.setdefault(name, torch.zeros(self.COUNT, dtype=torch.float64))
         if values is not None:
             rows = values.detach().double().reshape(-1, values.size(-1))
-            products = rows @ self._signs(rows.size(1), name).to(rows)
-            sums += (products * self._signs(len(rows), name, *part).to(rows)).sum(0).cpu()
+            column_signs = self._signs(rows.size(1), name).to(rows)
+            row_signs = self._signs(len(rows), name, *part).to(rows)
+            sums += (rows @ column_signs * row_signs).sum(0).cpu()  # in place, so in self.sums
             self.squares[name] += float(rows.square().sum())
 
     def note_leaf(self, name: str, computed: torch.Tensor | None, right: torch.Tensor) -> None:

@@ -109,8 +109,9 @@ class Right:
         """Return the leaves, by name, from which the right gradients of a step of scope "step" are
         computed.
 
-        Its encoder and decoder outputs are copied in the model's dtype.  The weights are those of
-        `self.model`, which all steps share."""
+        Its encoder and decoder outputs are copied in the model's dtype, so that the `grad` of the
+        copies can hold the right gradients.  The weights are those of `self.model`, which all steps
+        share."""
         leaves = leaves_of(self.model, step.batch)
         for name in OUTPUTS:
             output = leaves[name].detach().to(self.model.output.weight.dtype, copy=True)
@@ -169,11 +170,12 @@ class Right:
         In scope "step" note nothing: run backward from the right gradients of the logits.  This
         adds to the right gradients of the leaves."""
         device = cells.batch.targets.device
-        # A column of zeros is added for the cells of a pruned range beyond the last target.
+        # (T, U+2, P): a column of zeros is added for the cells of a pruned range beyond the last
+        # target.
         by_u = torch.nn.functional.pad(lattice.derivatives, (0, 0, 0, 1)).to(device)
         for frames in cells.frames(n):
-            columns = frames.u.unsqueeze(2).expand(-1, -1, by_u.size(2))
-            derivatives = by_u[frames.begin : frames.end].gather(1, columns).to(frames.logits)
+            by_cell = by_u[frames.begin : frames.end].take_along_dim(frames.u.unsqueeze(2), 1)
+            derivatives = by_cell.to(frames.logits)  # (frames, cells, P), each cell's at its u
             right = oracle.cell_gradient(
                 frames.logits,
                 frames.target,

@@ -430,6 +430,10 @@ def _losses(
 ):
     """Return the losses (N,) of utterances from their arcs; infinite where there is no path.
 
+    With alpha(0, 0) = 0, alpha(t, u) is the logsumexp, over the arcs that end there, of
+    alpha(t - dt, u - du) + weight(t - dt, u - du).  This computes a diagonal t + u = d at a time,
+    from those at d - dt - du.  The loss is -alpha(T_i, U_i), at the cell behind the last frame.
+
     outside: (N, T, U+1) bool, the cells of the padding."""
     N, T, U1 = outside.shape
     weights = [_diagonals(arc.weight, outside) for arc in arcs]
@@ -438,11 +442,11 @@ def _losses(
     alphas = [start]  # by diagonal: the log-probability of reaching each of its cells
     for d in range(1, T + U1):
         reached = []
-        for (dt, du, _), weight in zip(arcs, weights):
-            before = d - dt - du
+        for arc, weight in zip(arcs, weights):
+            before = d - arc.dt - arc.du
             if before >= 0:
-                moved = alphas[before] + weight[before]
-                reached.append(pad(moved[:, : U1 - du], (du, 0), value=LOG_ZERO))
+                ahead = alphas[before] + weight[before]  # by the u where the arc begins
+                reached.append(pad(ahead[:, : U1 - arc.du], (arc.du, 0), value=LOG_ZERO))
         if reached:
             # The second derivative of logaddexp would be inf / inf where both numbers are log 0.
             alphas.append(torch.stack(reached).logsumexp(0))

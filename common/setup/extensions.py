@@ -420,6 +420,7 @@ def _compile_module(source: SourcePackage, device: str, sdist: Path, target: Pat
     objects = target / "objects"
     objects.mkdir()
     files = source.source_files(sdist, device)
+    # The simulated device runs the code for CUDA too, so it also gets the flag.
     define = [source.cuda_define] if device != "cpu" and source.cuda_define else []
     flags = list(source.flags)
     nvcc_flags: list[str] = []
@@ -433,7 +434,7 @@ def _compile_module(source: SourcePackage, device: str, sdist: Path, target: Pat
                 files[index] = Path(shutil.copy(path, path.with_suffix(".cc")))
     if device == simulated.DEVICE:
         flags = [*simulated.flags(), "-include", str(simulated.HEADER)]
-        linker_flags = [flag for flag in flags if "sanitize" in flag]
+        linker_flags = [flag for flag in flags if "sanitize" in flag]  # a sanitizer is linked too
     cpp_extension.load(
         module.name,
         list(map(str, files)),

@@ -281,10 +281,11 @@ class Imported(nn.Module):
         symbol_lengths = (batch.U_lengths + 1).to(symbols.dtype)
         outputs = self.model(features, feature_lengths, symbols, symbol_lengths)
         first, *rest = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-        if first.dim() < 3:  # the loss
+        if first.dim() < 3:  # the model's own loss; logits have 4 dimensions
             return first.sum()
         N, T = first.shape[:2]
         lengths = rest[0].int() if rest else torch.full((N,), T, dtype=torch.int32)
+        # The model may subsample otherwise than `batch` assumes: its T are those that count.
         real = replace(
             batch,
             shapes=[(frames, U) for frames, (_, U) in zip(lengths.tolist(), batch.shapes)],
