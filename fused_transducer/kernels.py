@@ -426,7 +426,7 @@ def log_probabilities(
     if EXTRA != 0:
         to = arcs + cell
         high_apart = tl.full((BM,), -float("inf"), dtype=tl.float32)
-        rest_apart = tl.full((BM,), -1.0, dtype=tl.float32)
+        rest_apart = tl.full((BM,), -1.0, dtype=tl.float32)  # the sum, 1 + rest, is 0 so far
     for first in range(0, V, BV):
         v = first + tl.arange(0, BV)
         x = _logits(
@@ -471,6 +471,8 @@ def log_probabilities(
         ties = tl.where(higher == -float("inf"), 0.0, tl.sum(is_high.to(tl.float32), 1))
         scale = tl.exp(high - shift)
         others = tl.sum(tl.where(is_high, 0.0, tl.exp(x - shift[:, None])), 1)
+        # The sum, 1 + rest, counts all before v times `scale`, the lower logits of v as `others`,
+        # and the ties as 1 each. If `higher` is new, the 1 is of a tie, else of a logit before v.
         rest = rest * scale + others + tl.where(higher > high, scale + ties - 1.0, ties)
         high = higher
         if NORMALISER != SIGMOID:
@@ -1205,6 +1207,7 @@ def add_to_decoder(
             # How many cells are listed up to this one, and before it: it is listed if they differ.
             here = tl.load(positions + cell, mask=has_cell, other=0)
             before = tl.load(positions + cell - 1, mask=has_cell & (cell > 0), other=0)
+            # The rows of `sums` are the tile's cells, in the order of the list.
             row = (before - tile).to(tl.int64)
             mine = (here > before) & (row >= 0) & (row < rows)
             inside = mine[:, None] & (h < H)[None, :]

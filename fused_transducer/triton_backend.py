@@ -412,7 +412,7 @@ def _walk(launch: _Launch, width: int, gradient: bool, losses: Tensor, arcs: Ten
     launch.kernels.by_diagonals[(call.M * blocks,)](
         arcs, parts, *of_rows, cells, blocks, *launch.sizes, PARTS=lattice.parts, BM=OF_PARTS
     )
-    passes = 2 if gradient else 1
+    passes = 2 if gradient else 1  # alpha, and for the posteriors beta
     mantissas = arcs.new_empty(passes, cells, dtype=torch.float64)
     exponents = torch.empty_like(mantissas, dtype=torch.int64)
     # The kernels take each arc as (dt, du, two parts, then_blank, constant); a part -1 is none.

@@ -81,10 +81,11 @@ def apart(row: Row, other: Row) -> list[str]:
 
     Stricter than `differences`: if the records of a row know the name of its processor alone, the
     rows are also apart where one of them has no rates to compare."""
-    both_known = is_known(row.header.machine) and is_known(other.header.machine)
     different = differences(row, other)
-    if different or both_known or not _can_compare(row, other):
+    if different or not _can_compare(row, other):
         return different
+    if is_known(row.header.machine) and is_known(other.header.machine):
+        return []
     unmeasured = [side for side in (row, other) if not (side.rates.memory and side.rates.torch)]
     if not unmeasured:
         return []

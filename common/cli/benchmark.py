@@ -229,7 +229,8 @@ def on_cluster(arguments: Namespace) -> int:
     _settings(arguments.sweep, flags, "cpu" if arguments.device == "cpu" else "cuda")
     folders: list[Path] = []
     with measuring() as ended:
-        for folder in cluster.measured(arguments):  # kept one by one: any may be the last
+        # Not list(...): if an error or Ctrl-C ends the loop, the folders that came before it stay.
+        for folder in cluster.measured(arguments):
             folders.append(folder)
     return _finish(ended, folders, arguments)
 

@@ -139,7 +139,7 @@ def sides_of(options: Namespace) -> comparison.Sides:
     sides = options.sides
     if options.baseline:
         log = Path(sides[0] if sides else "log")
-        # Words after LOG stay in the list, so that its length is refused below.
+        # A word after LOG makes this longer than two, which is refused below.
         sides = [kept_as(log, options.baseline), log, *sides[1:]]
     if len(sides) != 2 or (options.baseline and options.log):
         raise UserError(

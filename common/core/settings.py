@@ -732,21 +732,22 @@ def resolve(flags: Values, device: str) -> Settings:
     size = size or ("cpu" if device == "cpu" else "full")
     both = f"{size},{workload}"
     names = [size, workload, both]
-    values: dict[str, Any] = {
-        "device": device,
-        "preset": size if workload == flag_types.DEFAULT_WORKLOAD else both,
-    }
+    values: dict[str, Any] = {}
     for key, setting in SETTINGS.items():
-        chosen = [setting.presets[name] for name in names if name in setting.presets]
+        values[key] = setting.default
+        for name in names:  # the later wins
+            if name in setting.presets:
+                values[key] = setting.presets[name]
         if flags.get(key) is not None:
-            chosen.append(flags[key])
-        # The device and the preset are set above, and stay.
-        values.setdefault(key, chosen[-1] if chosen else setting.default)
+            values[key] = flags[key]
+    values["device"] = device
+    values["preset"] = size if workload == flag_types.DEFAULT_WORKLOAD else both
     if flags.get("rounds") is not None and flags.get("budget") is None:
         values["budget"] = None  # the user wants all of these rounds
     is_in_preset = not SETTINGS["vocab_size"].presets.keys().isdisjoint(names)
     if flags.get("file_vocab_size") and flags.get("vocab_size") is None and not is_in_preset:
         values["vocab_size"] = flags["file_vocab_size"]
+    # Correctness is always checked; the passes run in the order of PASSES.
     values["passes"] = tuple(name for name in PASSES if name in ("correctness", *values["passes"]))
     if flags.get("batches") is None:
         values["batches"] = "spread" if values["sort_utterance"] else "random"

@@ -198,10 +198,10 @@ def _recordings(flags: argparse.Namespace) -> Path | None:
 
     Beside x_supervisions.jsonl.gz it is x_recordings.jsonl.gz.  With --features, which needs no
     recordings, no such file is looked for.  None if there is no manifest."""
+    if flags.recordings or flags.features:
+        return flags.recordings
     sibling = flags.manifest.with_name(flags.manifest.name.replace("supervisions", "recordings"))
-    if not (flags.recordings or flags.features) and sibling != flags.manifest and sibling.is_file():
-        return sibling
-    return flags.recordings
+    return sibling if sibling != flags.manifest and sibling.is_file() else None
 
 
 def _check_inputs_stay(

@@ -231,9 +231,11 @@ def latest_jobs(records: Iterable[schema.Line]) -> dict[str, list[schema.JobLine
         if isinstance(record, schema.Status):
             del open_attempts[record.job]
             before = status_of(ended.get(record.job, []))
+            # Only an attempt that ended well takes the place of one that did.
             if record.status == "ok" or before is None or before.status != "ok":
                 ended.pop(record.job, None)  # so that the job comes last
                 ended[record.job] = attempt
+    # Of a job in both, this takes the position of the first and the attempt of the second.
     return {**open_attempts, **ended}
 
 

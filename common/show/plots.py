@@ -85,10 +85,9 @@ def _dot(row: Row, fastest: Row, scope: str) -> Dot | None:
         or row.other_torch != fastest.other_torch
     ):
         return None
-    word = metrics.METRICS["verdict"].shown(row)
-    if against.baseline is not fastest or against.scope != scope:
-        # The row was ranked against another row, or in the other scope: compare it with the fastest
-        # row of this plot.
+    if against.baseline is fastest and against.scope == scope:
+        word = metrics.METRICS["verdict"].shown(row)  # as in the table
+    else:  # it was ranked against another row, or in the other scope
         against = standing.stand(row, fastest, scope)
         word = against.verdict
     ratio = against.ratio

@@ -301,6 +301,7 @@ def fitting(name: str, rows: Rows, terminal: Terminal) -> Lines:
         tried = [column for column in columns if column in shown or column is metric]
         body = [[_screen_cell(row, column) for column in tried] for row in rows]
         tried_table = Table(name, "", list(map(_column, tried)), body)
+        # The width is measured without colours and without the titles of groups.
         plain_lines = aligned(tried_table, LONGEST_NAME).splitlines()
         if not shown or max(map(len, plain_lines)) <= terminal.width:
             shown = tried
