@@ -917,7 +917,12 @@ def logit_gradients(
     SMOOTHS: tl.constexpr, CLAMPS: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients (rows, VP) of the logits of a tile's listed cells; 0 beyond V. The tile
-    has `rows` rows, and begins with the listed cell `tile`."""
+    has `rows` rows, and begins with the listed cell `tile`.
+
+    Without smoothing, the gradient of a logit in a softmax is `every` p - arc: p its probability,
+    `every` the posteriors of all arcs in the softmax, arc those of its own arcs. The loop writes
+    `every` p to all columns of symbols; the lines after it replace those of blank and label.
+    """
     cells = cells.to(tl.int64)
     begin = tl.program_id(0).to(tl.int64) * BM
     if tile + begin >= tl.load(positions + cells - 1):  # behind the last listed cell
@@ -1012,7 +1017,7 @@ def logit_gradients(
         tl.store(to[:, None] + v[None, :], g.to(gradients.dtype.element_ty), mask=stored)
 
     # (arc + other) p - arc is other p + arc (p - 1), where expm1 keeps the digits of p - 1
-    is_blank = target == BLANK
+    is_blank = target == BLANK  # then both arcs have the column of the blank
     at_blank = tl.where(is_blank, both, of_blank) * _expm1(log_blank)
     at_blank += tl.where(is_blank, 0.0, of_label * tl.exp(log_blank))
     at_label = of_blank * tl.exp(log_label) + of_label * _expm1(log_label)

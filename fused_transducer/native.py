@@ -161,7 +161,10 @@ class _Arguments:
 
     def __init__(self, call: Call, arcs: Tensor, kept: Tensor):
         """Point to the tensors of a call. Where the C++ code takes another dtype or other strides
-        than a tensor has, point to a copy of that tensor."""
+        than a tensor has, point to a copy of that tensor.
+
+        csrc/problem.h says what the fields of the Problem are. `arcs` has rows of the normaliser,
+        too (`normalised`), if it has more rows than a cell has parts."""
         dtype = accumulated(call.encoder_out.dtype)
         encoder, decoder = (x.to(dtype) for x in (call.encoder_out, call.decoder_out))
         encoder, decoder = (x if x.stride(2) == 1 else x.contiguous() for x in (encoder, decoder))

@@ -171,10 +171,9 @@ def without_load(
         sides: name of a round -> its times, for each side
         loaded: names of the rounds beside other load, on any side
     """
-    compared = set.intersection(*map(set, sides))
-    if not compared:  # without common rounds, each side counts with all of its own
-        compared = set().union(*sides)
-    if compared.isdisjoint(loaded):
+    # Load only matters in the rounds that count: the common ones or, without any, all.
+    counting = set.intersection(*map(set, sides)) or set().union(*sides)
+    if counting.isdisjoint(loaded):
         return list(sides), False
     quiet: list[Mapping[Any, Round]] = [
         {name: batches for name, batches in side.items() if name not in loaded} for side in sides

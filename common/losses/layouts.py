@@ -142,7 +142,8 @@ class Joint(Layout):
 
     def step(self, model, batch, prepared):
         leaves = (batch.encoder_out, batch.decoder_out, model.output.weight, model.output.bias)
-        with stage("joiner and loss"):  # ByUtterance has an of_leaves of its own
+        with stage("joiner and loss"):
+            # Not `adapter.loss_of`: ByUtterance overrides `of_leaves`.
             return self.of_leaves(dict(zip(self.tensors, leaves)), batch, prepared)
 
     def of_leaves(self, leaves, batch, prepared):

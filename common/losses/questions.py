@@ -334,7 +334,7 @@ def made(
     batches = []
     for number in range(2 if question.in_flight else 1):
         key: tuple[int, ...] = (settings.seed, question.draw + OTHER_DRAW * number)
-        if question.logits == "sine":
+        if question.logits == "sine":  # then only the targets are random: the same for all seeds
             key = (SINE_KEY, *inputs.padded_sizes(question.shapes))
         batch = inputs.make_batch(
             question.shapes[::-1] if number else question.shapes,

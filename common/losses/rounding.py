@@ -128,6 +128,7 @@ def allowed(
     """
     precision = PRECISIONS[dtype]
     steps = [T + U for T, U in shapes]
+    # Independent rounding errors add up like a random walk: with the root of the steps.
     places = max(places, math.sqrt(max(steps)) / 2)
     largest = min(max(largest, TINY), 1.0)
     right = loss if right is None else right
@@ -137,6 +138,7 @@ def allowed(
     loss_error = score_error * sum(steps) / max(abs(right), TINY)
     posterior_error = score_error * max(steps) + precision.eps * places * abs(loss)
     entry_error = precision.eps * places / largest
+    # Each cell of an utterance may be left out, and with it a posterior up to `negligible`.
     neglected = negligible * max(T * (U + 1) for T, U in shapes)
     gradient_error = posterior_error / largest + entry_error + neglected
     sums = precision.sums + 2 * posterior_error + neglected

@@ -152,13 +152,14 @@ def differentiate(total: torch.Tensor, steps: Sequence[LossStep], again: bool = 
     if not total.requires_grad:
         raise ValueError(NO_GRADIENT)
     try:
-        if "given" not in steps[0].leaves:
+        if "given" not in steps[0].leaves:  # scope "step"
             total.backward(retain_graph=again)
             return
         gradients = torch.autograd.grad(
             total, [step.given for step in steps], retain_graph=again, allow_unused=True
         )
     except NotImplementedError as error:
+        # torch names autograd.Function where a custom function has no backward.
         if "autograd.Function" not in str(error):
             raise
         raise ValueError(NO_GRADIENT) from error

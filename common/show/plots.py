@@ -430,8 +430,8 @@ def _point_cells(point: Point, flag: str, unit: str) -> dict[str, Cell]:
 
 
 def _axes(values: Sequence[Any], flag: str, unit: str, points: Sequence[Point]) -> Plotly:
-    """Return the axes of a plot over a setting: categories, numbers, or logarithms of numbers that
-    are far apart."""
+    """Return the axes of a plot over a setting: categories or numbers along x. If the numbers are
+    far apart, both axes are logarithmic."""
     words = [settings.worded(value) for value in values]
     if not groups.is_numeric(values):
         order = {"type": "category", "categoryorder": "array", "categoryarray": words}

@@ -151,11 +151,11 @@ class OfScope:
         """Keep digests of the inputs of the last sample and the sketch of its gradients; return the
         ``stop`` record.
 
-        The step of the last sample is dropped, so that its memory is in no level."""
+        The step of the last sample is dropped first: `leaked_bytes` would count its memory."""
         if self.latest and self.taken:
             batch, step = self.latest
             self.taken[batch].keep(self.context, self.scope, step)
-            del step  # else `leaked_bytes` would count its memory
+            del step  # this reference, too, would keep its memory
         self.latest = None
         return Stop(scope=self.scope, round=self.context.round, leaked_bytes=self.leaked_bytes())
 

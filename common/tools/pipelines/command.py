@@ -98,7 +98,7 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
         key: value for key, value in vars(arguments).items() if key in FLAGS and value is not None
     }
     quick = {}
-    if arguments.preset:
+    if arguments.preset:  # "quick" is the only one; flags go before it
         quick = {key: value for key, value in QUICK.items() if key not in flags}
     config = configured(arguments.config, flags, quick)
     config.examples = list(examples(config.general))

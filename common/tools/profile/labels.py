@@ -127,9 +127,10 @@ class Labels:
         phase = _phase()
         stack = self._stacks[phase]
         while stack[-1].call.path != self._modules[module]:  # calls that an exception left open
-            self._pop(stack, len(stack) - 1)
+            self._pop(stack, keep=len(stack) - 1)
         call = stack[-1].call
-        self._pop(stack, len(stack) - 1)
+        self._pop(stack, keep=len(stack) - 1)
+        # A forward in the phase BACKWARD is one that a checkpoint computes again.
         return output if phase == BACKWARD else _marked(output, lambda: self._begin(call))
 
     def _begin(self, call: Call) -> None:
