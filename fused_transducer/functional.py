@@ -347,12 +347,13 @@ def _kept_cells(
     """
     if backend not in KEPT_BYTES:
         return 0
-    default = 0 if in_graph else KEPT_BYTES[backend]
-    room_bytes = default if keep_bytes is None else keep_bytes
-    fitting = room_bytes // (call.V * accumulated(call.encoder_out.dtype).itemsize)
+    cell_bytes = call.V * accumulated(call.encoder_out.dtype).itemsize
     if in_graph:
-        return fitting
-    if keep_bytes is None:
+        return 0 if keep_bytes is None else keep_bytes // cell_bytes
+    if keep_bytes is not None:
+        fitting = keep_bytes // cell_bytes
+    else:
+        fitting = KEPT_BYTES[backend] // cell_bytes
         # For each cell that does not fit, one cell fewer is kept: so the time of a batch grows with
         # its size and does not jump.
         fitting -= max(0, cells - fitting)

@@ -284,7 +284,7 @@ def _block_of_cells(block, blocks, T_lengths, U_lengths, band, T, S, BM: tl.cons
     valid = within < tl.load(T_lengths + n) * states
     n, t, u = n + tl.zeros_like(within), within // states, within % states
     cell = (n.to(tl.int64) * T + t) * S + u
-    if band is not None:
+    if band is not None:  # so far `u` counts from the frame's first state
         frame = band + (n.to(tl.int64) * T + t) * 2
         u += tl.load(frame, mask=valid, other=0)
         valid = valid & (u < tl.load(frame + 1, mask=valid, other=0))
@@ -646,11 +646,13 @@ def _first_of(d, frames, states):
     utterance are numbered one diagonal d = t + u after the other, on each diagonal in the order
     of u."""
     shorter, longer = tl.minimum(frames, states), tl.maximum(frames, states)
+    # The diagonals have 1, 2, ... cells, then `shorter` cells, and at the end ..., 2, 1 again.
+    # `before` counts the cells of those before d; `left` diagonals, from d on, remain.
     left = frames + states - 1 - d
     before = shorter * (shorter + 1) // 2 + (d - shorter) * shorter
     before = tl.where(d <= longer, before, frames * states - left * (left + 1) // 2)
     before = tl.where(d <= shorter, d * (d + 1) // 2, before)
-    return before - tl.maximum(d - frames + 1, 0)
+    return before - tl.maximum(d - frames + 1, 0)  # less the first u of diagonal d
 
 
 @triton.jit

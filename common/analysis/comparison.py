@@ -500,12 +500,11 @@ def _why_undecided(time: standing.Standing, allowed: float) -> str:
         return ""
     if time.high is None:
         return time.doubt or time.reason
-    # A time whose whole interval is within the limit did not grow. A drift and the machine's day
-    # (the doubt "uncontrolled") do not change that: they only explain a difference. Any other doubt
-    # that withholds a verdict leaves the time open.
-    if any(doubt.withholds and doubt.kind != "uncontrolled" for doubt in time.doubts):
-        return time.doubt
-    if time.high <= 1 + allowed:
+    # A time whose whole interval is within the limit surely did not grow, unless a doubt withholds
+    # any verdict. The machine's day (the doubt "uncontrolled") is no such doubt here: it only
+    # explains a difference.
+    withheld = any(doubt.withholds and doubt.kind != "uncontrolled" for doubt in time.doubts)
+    if time.high <= 1 + allowed and not withheld:
         return ""
     return time.doubt or f"it may have grown by up to {100 * (time.high - 1):.1f}%"
 

@@ -98,6 +98,9 @@ def differences(row: Row, other: Row) -> list[str]:
     """Return what shows that two rows ran on two machines, as "machine A, 2 cores / B, 2 cores"; []
     where nothing does.
 
+    Another CPU or number of cores is another machine.  Otherwise the FIELDS of the processor are
+    compared, or the measured rates if a record has only the processor's name.
+
     Two rows of one run, or rows without the name of a CPU, show nothing; neither does a number of
     cores or a rate that one side lacks."""
     if not _can_compare(row, other):

@@ -224,7 +224,7 @@ def second_backward(exam: Examination) -> Outcome:
     def run(steps, factors):
         (step,), (factor,) = steps, factors
         loss = step.forward()
-        step.answer = loss.detach()
+        step.answer = loss.detach()  # an error after this counts as one of the backward
         total = (loss * factor.to(loss)).sum()
         differentiate(total, steps, again=True)
         for leaf in step.leaves.values():

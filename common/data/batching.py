@@ -171,6 +171,7 @@ def select(batches: Batches, mode: str, count: int, seed: int, round_number: int
     if mode == "longest":
         return np.argsort(-padded, kind="stable")[:count].tolist()
     by_length = np.lexsort((-padded, -batches.longest()))
+    # A batch is drawn of each part: from its first one on, by a share in [0, 1) of its length.
     edges = np.arange(count + 1) * available // count
     shares = shapes.uniform64(seed, begin + count)[begin:]
     drawn = edges[:-1] + (shares * np.diff(edges)).astype(np.int64)

@@ -243,6 +243,7 @@ class Device(Limit):
     def __init__(self, text: str | None, device: torch.device):
         self.device = device
         free, total = self._give_back_unused()
+        # Bytes of the tensors that are there already: no peak counts them.
         self.allocated = torch.cuda.memory_allocated(device)
         wanted = free if text is None else bytes_of(text, total)
         if wanted > total:

@@ -160,21 +160,22 @@ def passage(
     """
     total_frames = len(arrays["encoder_out"])
     total_symbols = len(arrays["targets"])
-    first = int(start * len(arrays["T_lengths"]))
-    begin = int(arrays["T_lengths"][:first].sum())
-    offset = int(arrays["U_lengths"][:first].sum())
+    utterance = int(start * len(arrays["T_lengths"]))
+    first_frame = int(arrays["T_lengths"][:utterance].sum())
+    first_symbol = int(arrays["U_lengths"][:utterance].sum())
     # Those of the U symbols and of the next symbol, before whose frame the passage ends.
-    positions = np.arange(offset, offset + U + 1)
+    positions = np.arange(first_symbol, first_symbol + U + 1)
     # After the last utterance the first one follows again, at frames that count on.
     rounds, positions = np.divmod(positions, total_symbols)
     emitted = arrays["frames"][positions] + total_frames * rounds
+    at_symbols, at_next = emitted[:-1], int(emitted[-1])
     # The passage must have the frame of its last symbol, even if the next symbol has that too.
-    end = max(int(emitted[-1]), int(emitted[:-1].max(initial=begin)) + 1)
-    emitting = np.unique(emitted[:-1])
+    end = max(at_next, int(at_symbols.max(initial=first_frame)) + 1)
+    emitting = np.unique(at_symbols)
     if T < len(emitting):
         frames = _spread(emitting, T)
     else:
-        silent = np.setdiff1d(np.arange(begin, end), emitting)
+        silent = np.setdiff1d(np.arange(first_frame, end), emitting)
         added = _spread(silent if len(silent) else emitting, T - len(emitting))
         frames = np.sort(np.concatenate([emitting, added]))
     return frames % total_frames, arrays["targets"][positions[:-1]]

@@ -170,7 +170,7 @@ def new_run(log_dir: Path, base: str, file_name: str, head: Mapping[str, Any]) -
         head: the first line of the file, without its schema
     """
     claim = claim_folder(log_dir, base)
-    # A dict is written whole, a record of a type only without the fields that have their defaults.
+    # The dict itself is written: a typed record would leave out fields that have their defaults.
     first = {**head, "schema": schema.SCHEMA}
     run = Run(claim.path.with_name(file_name), [schema.typed(first)], claim)
     try:

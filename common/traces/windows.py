@@ -93,6 +93,9 @@ def read_windows(files: list[Path]) -> list[Window]:
 def profiled(windows: list[Window], to_the_end: bool = False) -> Profiled:
     """Return the numbers of one worker.
 
+    The last step of a window is left out if the loop ended within it.  It did not if the steps of
+    the next window count on from it.
+
     windows: those of the worker, the earliest first; to_the_end: whether the profiled loop is known
       to have ended as planned, so that no step counts as cut off."""
     result = Profiled()

@@ -167,7 +167,7 @@ class Calls:
         """Make one call of the model. Call `after_forward` once: at the first symbol of a stream,
         or at the end of the call if there is no stream or no symbol."""
         self.outputs(after_forward)
-        if not self.streamed:
+        if not self.streamed:  # then no symbol came at which `outputs` would have called it
             after_forward()
 
 
