@@ -274,6 +274,7 @@ def has_gradient(call: Call, arcs: Tensor) -> Tensor:
     """Return whether the gradient of each cell (cells,) is computed: whether its posterior is NaN,
     or above 0 and not negligible."""
     posterior = arcs[: call.lattice.of_symbols].sum(0)
+    # not `>=`, which is false for NaN
     return ~(posterior < call.negligible) & (posterior != 0)
 
 

@@ -154,8 +154,9 @@ def device_rates(limits: Sequence[schema.Limits], mkl_as_intel: bool | None = No
             rates are always those of all processes
     """
     memory = [_bytes_per_second(line.streams) for line in limits if line.streams]
-    # Leave out the records of the other path. Those that do not know their path count for both.
-    of_path = [line for line in limits if {line.mkl_as_intel, mkl_as_intel} != {True, False}]
+    # Records that do not know their path (None) count for both.
+    paths = (True, False, None) if mkl_as_intel is None else (mkl_as_intel, None)
+    of_path = [line for line in limits if line.mkl_as_intel in paths]
     return DeviceRates(
         memory=median(memory) if memory else None,
         memory_low=min(memory, default=None),
@@ -277,7 +278,8 @@ def limit_percent(
     """Return {scope: percent}: the least time that the device needs, in percent of the measured
     time, as the geometric mean over batches.
 
-    A scope is left out if the records hold too little to compute its percent.
+    The least time of a batch is that of its bytes or that of its operations (`least_work`),
+    whichever is longer.  A scope is left out if the records hold too little to compute its percent.
 
     Args:
         rates: of the device
@@ -296,19 +298,20 @@ def limit_percent(
     if not (rates.memory and at_size and at_size.needed_cells and at_size.useful_cells):
         return {}
     share = at_size.needed_cells / at_size.useful_cells
+    sized = {str(batch.index): batch for batch in batches if batch.tokens is not None}
     percent = {}
     for scope, timed in text.gathered((sample.scope, sample) for sample in samples).items():
-        if scope != "loss" and not rates.products:
+        if scope != "loss" and not rates.products:  # the loss alone has no matrix products
             continue
-        limits_ms = {}
-        for batch in batches:
-            if batch.tokens is not None:
-                moved_bytes, operations = least_work(scope, kind, batch, settings, share)
-                # In scope "loss" `operations` is 0, so any number can replace a rate of None.
-                seconds = max(moved_bytes / rates.memory, operations / (rates.products or 1.0))
-                limits_ms[str(batch.index)] = 1e3 * seconds
         medians = _medians_ms(timed)
-        if medians.keys() <= limits_ms.keys():
-            fractions = [limits_ms[batch] / ms for batch, ms in medians.items()]
-            percent[scope] = 100 * geometric_mean(fractions)
+        if not medians.keys() <= sized.keys():
+            continue
+        fractions = []
+        for index, ms in medians.items():
+            moved_bytes, operations = least_work(scope, kind, sized[index], settings, share)
+            seconds = moved_bytes / rates.memory
+            if rates.products:
+                seconds = max(seconds, operations / rates.products)
+            fractions.append(1e3 * seconds / ms)
+        percent[scope] = 100 * geometric_mean(fractions)
     return percent

@@ -293,9 +293,10 @@ def _folder_and_file(module: str) -> tuple[Path, Path]:
             )
         search = list(spec.submodule_search_locations or ())  # for the next part
         locations.append(Path(spec.origin or search[0]).resolve())
-    top = locations[0]
-    package = top.parent if top.name == "__init__.py" else top
-    return package.parent, locations[-1]
+    first, last = locations[0], locations[-1]
+    if first.name == "__init__.py":  # the package is the folder in which this file lies
+        first = first.parent
+    return first.parent, last
 
 
 def _check_function(path: Path, function: str) -> None:

@@ -171,11 +171,10 @@ class Errors:
         error = self.leaves["given"].add(part.computed, part.right, part.describe)
         if part.computed is None:
             return
-        # The errors of each cell, (frames, cells), are compared with the cell's posterior.
+        # (2, frames, cells): the errors of each cell, and its posterior, their scale.
         posterior = self.adapter.lattice.posterior(part.derivatives)
         sums = torch.stack([error.sum(2), posterior])
-        errors_of_frames, posteriors_of_frames = sums.sum(2)
-        self.note_sums("frame", errors_of_frames, posteriors_of_frames)
+        self.note_sums("frame", *sums.sum(2))
         # A cell's gradient adds up to 0 over V, so errors with their signs must cancel too.
         net_error = part.computed.detach().double().sum(2) - part.right.sum(2)
         self.note_sums("cell", net_error.abs(), posterior)

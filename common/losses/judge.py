@@ -150,7 +150,9 @@ class Right:
     def compare(self, into: Errors | Sketch) -> None:
         """Note in `into` all gradients of the loss, part by part, each with the right gradient.
 
-        In scope "step" of a pruned loss, also add the right simple losses to `losses`."""
+        In scope "step" `_compare_cells` and `_simple_loss` run backward, so that each leaf's `grad`
+        adds up to its right gradient; the leaves are noted when all utterances are through.  Of a
+        pruned loss, also add the right simple losses to `losses`."""
         for number, cells in enumerate(self.cells):
             for n, lattice in enumerate(self.lattices[number]):
                 if cells.gradients:
@@ -158,7 +160,6 @@ class Right:
                 if self.pruned:
                     self.losses[number][n] += self._simple_loss(self.pruned, cells, n)
             if isinstance(cells, StepCells):
-                # Each backward above has added to the right gradients, which are the leaves' `grad`.
                 for name, computed in cells.gradients.items():
                     right = cells.leaves[name].grad
                     if right is not None:  # a loss may not use all of the joiner

@@ -42,14 +42,16 @@ def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> tuple[float, list[t
     (T, U+1) at each cell.
 
     A posterior is the derivative of the log-likelihood with respect to the weight (T, U+1) of the
-    arc.  If there is no path the log-likelihood is -inf and the posteriors are zero.  Cells of a
-    diagonal, which have t + u in common, do not depend on each other, so they are computed at once.
+    arc: exp(alpha at its begin + weight + beta at its end - log-likelihood).  If there is no path
+    the log-likelihood is -inf and the posteriors are zero.  Cells of a diagonal, which have t + u
+    in common, do not depend on each other, so they are computed at once: arrays are by diagonal,
+    as in `_skewed`.
 
     dtype: numpy's dtype of the sums; float32 shows the errors of a right loss that sums in float32.
     """
     skewed = [_skewed(arc, dtype) for arc in arcs]
     diagonals, U1 = skewed[0].shape
-    T = diagonals - U1
+    T = diagonals - U1  # the last diagonal, T + U, holds the end (T, U) alone
     alpha = np.full_like(skewed[0], LOG_ZERO)
     alpha[0, 0] = 0.0
     beta = np.full_like(skewed[0], LOG_ZERO)
@@ -77,6 +79,7 @@ def lattice(arcs: Sequence[Arc], dtype: Any = np.float64) -> tuple[float, list[t
             # The log-sums of the paths that take the arc.
             paths = alpha[:end, : U1 - du] + weight[:end, : U1 - du] + beta[dt + du :, du:]
             posterior[:end, : U1 - du] = np.exp(paths - total)
+        # back from (t + u, u) to (t, u)
         posteriors.append(torch.from_numpy(posterior[np.arange(T)[:, None] + u, u]))
     return total, posteriors
 

@@ -367,7 +367,7 @@ def answer(kept: Kept) -> Answer:
             continue
         (measured,) = job.of(Measured)
         parts = parts_of(measured)
-        step = parts[-1]
+        step = parts[-1]  # as `parts_of` puts it
         peak = f", peak {text.number(step.peak_mb)} MB" if step.peak_mb else ""
         operations = f"{text.quantity(step.macs, 'MACs')}, {text.quantity(step.flops, 'FLOPs')}"
         result.total.append(f"{size}: a step: {text.number(step.ms)} ms, {operations}{peak}")
