@@ -53,8 +53,8 @@ def standings(
 ) -> list[Standing]:
     """Return how the new row of each pair (baseline, new) stands against its baseline.
 
-    If the two are of separate runs, the standing gets a control from the other rows of these runs
-    whose code did not change, or None if they are too few.
+    If the two are of separate runs, the standing gets a control. It is made from the other rows of
+    these runs whose code did not change, and is None if they are too few.
 
     scope: the scope whose times are compared
     """

@@ -461,9 +461,10 @@ def _percent(gap: float) -> str:
 
 
 def memory_answer(row: Row, smallest: Pick | None) -> Sentence:
-    """Return the peak memory of a row, and how it compares with the smallest peak: "5 MB, the
-    smallest; next is b at 2x the peak", "5 MB, as small as any" for the smallest and its rivals,
-    "9 MB, 1.8x the peak of a (5 MB)" for the other rows.
+    """Return the peak memory of a row, and how it compares with the smallest peak.
+
+    For the smallest: "5 MB, the smallest; next is b at 2x the peak". For it and its rivals: "5 MB,
+    as small as any". For the other rows: "9 MB, 1.8x the peak of a (5 MB)".
 
     smallest: the row with the smallest peak, and its rivals; None: only the peak is returned."""
     if row.peak_mb is None:

@@ -348,8 +348,8 @@ def _status(row: Row, is_of_user: bool) -> str:
     the loss was not judged.
 
     It is ERROR if this suite failed in a case.  For a loss of the user's own it is also ERROR if a
-    case is wrong, crashes or hangs, if the case "ragged" was asked and did not pass, or if no case
-    passed."""
+    case is wrong, crashes or hangs, or if no case passed.  So it is if the case "ragged" was asked
+    and did not pass."""
     results = {outcome.result for outcome in row.cells.values()}
     ragged = row.cells.get("ragged")
     is_wrong = results & {DIFFERS, CRASHES, TIMEOUT} or (ragged and ragged.result != PASS)

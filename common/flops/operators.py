@@ -180,10 +180,10 @@ def _normalised(per_element: int) -> Callable[[Call], int]:
 def _normalised_backward(call: Call) -> int:
     """Count the gradients of a norm that are asked for.
 
-    The counts are for each number of the input x.  It takes 2 to normalise the input again.  With g
-    for the gradient of the output, the gradient of the input takes 3 for the sums of g and g x, 4
-    for itself, and 1 for g w if there are weights w.  The gradient of the weights takes 2, that of
-    the bias 1.  A norm without weights has no bias."""
+    The counts are for each number of the input x.  It takes 2 to normalise the input again.  Let g
+    be the gradient of the output, and w the weights.  The gradient of the input takes 3 for the
+    sums of g and g x, 4 for itself, and 1 for g w if there are weights.  The gradient of the
+    weights takes 2, that of the bias 1.  A norm without weights has no bias."""
     weighted = call["weight"] is not None
     to_input, to_weight, to_bias = call["output_mask"] or (True, True, True)
     per_element = 0

@@ -360,8 +360,8 @@ def _controls(changes: Changes) -> list[str]:
 
 
 def _moved(moved: ratios.Control, first: standing.Standing) -> str:
-    """Return in words how many times as long the unchanged rows took in the new run, whether the
-    machine was slower or faster by that, and, where both runs have them, the machine's rates.
+    """Return in words how many times as long the unchanged rows took in the new run, and whether
+    the machine was slower or faster by that.  If both runs have the machine's rates, add these.
 
     moved: the control of the unchanged rows; first: the standing of one of them, for the rates and
     the tolerance."""

@@ -194,9 +194,8 @@ def run_before(context, scope: str, index: int) -> dict[str, bytes]:
     """Run three steps of the same shapes: the second on the numbers of `ready`, the first and the
     third on other numbers.  Return the digests of the second's loss and gradients by name.
 
-    The answer that follows is of the second's numbers.  It is wrong for a loss that keeps a result
-    by shape, which is the first's, and for a loss that returns that of the call before, which is
-    the third's."""
+    The answer that follows is on the second's numbers.  So a loss that keeps its first result of
+    these shapes, or returns that of the call before, gives a wrong answer then."""
     digests: dict[str, bytes] = {}
     for repeat in (1, 0, 1):
         step = context.step(scope, index, repeat)
