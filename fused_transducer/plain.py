@@ -241,14 +241,17 @@ def _columns(call: Call, target: Tensor) -> Tensor:
 
 def _log_probabilities(call: Call, logits: Tensor, tile: _Tile) -> Tensor:
     """Return the log-probabilities (cells, parts) float64 of the parts of a tile's cells. Overwrite
-    their logits (cells, V)."""
+    their logits (cells, V).
+
+    "tdt" has a softmax of the symbols and another of the durations. In "hat" the probability of the
+    blank is sigmoid(its logit), and the labels share the rest, sigmoid(-its logit), by a softmax.
+    """
     columns = _columns(call, tile.target)
     if call.topology == "tdt":
         symbols, durations = logits.split([call.symbols, call.V - call.symbols], 1)
         of_symbols = _log_softmax(symbols, columns[:, :2], 0.0)
-        return torch.cat(
-            [of_symbols, _log_softmax(durations, columns[:, 2:] - call.symbols, 0.0)], 1
-        )
+        of_durations = _log_softmax(durations, columns[:, 2:] - call.symbols, 0.0)
+        return torch.cat([of_symbols, of_durations], 1)
     if call.topology != "hat":
         return _log_softmax(logits, columns, call.label_smoothing)
     blank_logit = logits[:, call.blank].to(torch.float64, copy=True)
@@ -633,7 +636,7 @@ def best(
     N, T, U1, _ = log_probabilities.shape
     U_lengths, device = U_lengths.long(), log_probabilities.device
     walk = _walk_of(log_probabilities, T_lengths, U_lengths, lattice)
-    chosen = U_lengths.new_zeros(T + U1, N, U1)
+    chosen = U_lengths.new_zeros(T + U1, N, U1)  # the arc into each cell, which alphas writes
     total = walk.ends(walk.alphas(chosen))
     dts = torch.tensor([arc.dt for arc in lattice.arcs], device=device)
     dus = torch.tensor([arc.du for arc in lattice.arcs], device=device)
@@ -644,9 +647,11 @@ def best(
     frames = torch.full((N, U1), -1, dtype=torch.int64, device=device)  # of the label into u
     for _ in range(len(chosen) - 1):
         arc = chosen[d, n, u]
+        # At (0, 0), and where no path leads to the end, there is no arc to follow: nothing changes.
         moves = (d > 0) & (total != -torch.inf)
         dt = torch.where(moves, dts[arc], 0)
         du = torch.where(moves, dus[arc], 0)
+        # A label is of the frame from which its arc starts.
         frames[n, u] = torch.where(du == 1, d - u - dt, frames[n, u])
         d = d - dt - du
         u = u - du

@@ -333,6 +333,7 @@ def _memory_change(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
     if not batches:
         sides = {"the baseline": before_peaks, "the new side": after_peaks}
         absent = [side for side, peaks in sides.items() if not peaks]
+        # Where none is absent, both sides have peaks, but of different batches.
         reason = f"no peaks of the memory pass for {' and '.join(absent) or 'a batch of both'}"
         before_mb, after_mb = (
             max((peak.mb for peak in peaks.values()), default=None) for peaks in sides.values()

@@ -68,7 +68,8 @@ class Standing(ratios.Evidence):
 
     @property
     def over_control(self) -> float | None:
-        """Return the ratio divided by that of unchanged rows; None without a ratio or control."""
+        """Return the ratio divided by that of unchanged rows, which is `judged` where there is a
+        control; None without a ratio or control."""
         return self.judged.ratio if self.judged and self.control else None
 
     @property

@@ -195,7 +195,7 @@ def smallest(rows: Sequence[Row]) -> Pick | None:
     rivals = [row for row, factor in factors.items() if factor <= 1 + MEMORY_MARGIN]
     second = others[0]
     standing = stand(second, best, "step")
-    next_time = standing.factor if standing.ratio and not standing.beside_load else None
+    next_time = None if standing.beside_load else standing.factor
     return Pick(best, rivals, next=second, factor=factors[second], next_time=next_time)
 
 

@@ -121,9 +121,11 @@ def run(job: JobSpec) -> Iterator[Measured]:
         if device == "cpu":  # the forks then have the package; on CUDA each fork loads it
             loaded()
         for names in (together, *alone):
-            # A fork that ends early leaves cases waiting, for the next fork.
-            while row.status == JUDGED and not row.cells.keys() >= set(names):
-                waiting = [name for name in names if name not in row.cells]
+            # A fork that ends early leaves cases to the next fork.  Each fork adds an outcome to
+            # the row, or changes its status.
+            while row.status == JUDGED and (
+                waiting := [name for name in names if name not in row.cells]
+            ):
                 judge_in_fork(row, waiting, loaded, request["timeout"])
     except errors.NotRunnable as error:
         row.status, row.reason = error.status, text.clipped(str(error))

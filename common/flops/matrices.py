@@ -98,7 +98,8 @@ def _convolution_backward(call: Call) -> int:
 
 def _bias_gradient(call: Call) -> int:
     """Return the additions of a sum for each channel, or 0 if the gradient of the bias is not asked
-    for.  A sum of n numbers takes n - 1."""
+    for, which output_mask[2] tells.  A sum of n numbers takes n - 1, so all sums take one fewer for
+    each channel than there are numbers."""
     gradient = call["grad_output"]
     return call["output_mask"][2] * (elements(gradient) - gradient.shape[1])
 

@@ -280,6 +280,7 @@ class Sketch:
         """Return random signs (count, COUNT), float64; the same for the same arguments and seed.
 
         name, part: the leaf and its part, as in `note`.  The signs of columns have no part."""
+        # The length keeps the numbers of a part apart from the bytes of a longer name.
         key = (self.seed, *name.encode(), len(part), *part)
         is_positive = torch.from_numpy(uniform(count * self.COUNT, *key) < 0.5)
         return is_positive.view(count, self.COUNT) * 2.0 - 1

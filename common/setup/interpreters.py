@@ -107,14 +107,19 @@ def _under_other_torch(python_of: Mapping[str, Choice], device: str) -> dict[str
     """Return {name: Python} of rows to add, such as "fast_rnnt@k2": losses under another torch too.
 
     If losses of one kind run in two environments, their ratio includes the ratio of the two
-    torches.  So one loss of that kind is measured in both.  Arguments: see `controls`."""
+    torches.  So one loss of that kind is measured in both: for each environment, the first loss
+    under another torch that can run in this one too.  Arguments: see `controls`."""
     chosen: dict[str, Choice] = {}
     rows = [find(name) for name in python_of]
     for environment, kind in dict.fromkeys((row.environment, row.kind) for row in rows):
         managed = environments.interpreter(environment)
-        group = [row for row in rows if (row.environment, row.kind) == (environment, kind)]
-        # The loss of this kind and environment may run in another Python, such as the running one.
-        if managed is None or managed not in [python_of[row.name].python for row in group]:
+        pythons = [
+            python_of[row.name].python
+            for row in rows
+            if (row.environment, row.kind) == (environment, kind)
+        ]
+        # The losses of this environment may all run in another Python, such as the running one.
+        if managed is None or managed not in pythons:
             continue
         for loss in rows:
             python = python_of[loss.name].python

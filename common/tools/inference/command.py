@@ -151,9 +151,9 @@ def configured(path: Path, overrides: Sequence[str], quick: bool = False) -> Pro
     content = configuration.read(path)
     values = {part: of_part for part, of_part in content.items() if of_part is not None}
     for part, changes_of_part in changes.items():
-        # `converted` below refuses a part that is no dict.
-        if isinstance(values.setdefault(part, {}), dict):
-            values[part].update(changes_of_part)
+        of_part = values.setdefault(part, {})
+        if isinstance(of_part, dict):  # `converted` below refuses any other type
+            of_part.update(changes_of_part)
     config = configuration.converted(values, Profile, str(path))
     _locate_files(config, path)
     if quick:
