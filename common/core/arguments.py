@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
             if not action.option_strings:  # a positional argument
                 usage += f"{value} ... "
             if short := getattr(action, "short", ""):
-                flag = f"{action.option_strings[0]} {value}".strip()
+                flag = " ".join([*action.option_strings[:1], value]).strip()
                 flags.append(f"  {flag:<26}  {short}")
         usage += "[flags]     (--help-all: every flag, with unit and default)"
         first_paragraph = " ".join((self.description or "").strip().partition("\n\n")[0].split())
