@@ -877,6 +877,15 @@ def test_the_sketch_of_a_difference_has_its_length():
         assert sketches[0].errors({"given": [length, *sketches[0].sums["given"].tolist()]}) == {"given": 0.0}
 
 
+def test_the_sketch_of_a_square_leaf_tells_a_transposed_gradient():
+    right = torch.randn(20, 20, generator=torch.Generator().manual_seed(1))
+    sketches = [gradients.Sketch(1), gradients.Sketch(1)]
+    for sketch, values in zip(sketches, (right, right.T)):
+        sketch.note("output.weight", values)
+    error = sketches[1].errors(sketches[0].numbers())["output.weight"]
+    assert error == pytest.approx(float((right.T - right).norm() / right.norm()), rel=0.6)
+
+
 def test_right_losses_share_the_seed_and_the_sketch_of_the_right_gradients(tmp_path, monkeypatch):
     shared = []
     for name in ("reference", "torchaudio", "fused"):

@@ -261,7 +261,7 @@ class Sketch:
         sums = self.sums.setdefault(name, torch.zeros(self.COUNT, dtype=torch.float64))
         if values is not None:
             rows = values.detach().double().reshape(-1, values.size(-1))
-            column_signs = self._signs(rows.size(1), name).to(rows)
+            column_signs = self._signs(rows.size(1), f"columns of {name}").to(rows)
             row_signs = self._signs(len(rows), name, *part).to(rows)
             sums += (rows @ column_signs * row_signs).sum(0).cpu()  # in place, so in self.sums
             self.squares[name] += float(rows.square().sum())
@@ -279,7 +279,8 @@ class Sketch:
     def _signs(self, count: int, name: str, *part: int) -> torch.Tensor:
         """Return random signs (count, COUNT), float64; the same for the same arguments and seed.
 
-        name, part: the leaf and its part, as in `note`.  The signs of columns have no part."""
+        name, part: the leaf and its part, as in `note`; for the signs of columns, which have no
+        part, "columns of" the leaf: else rows and columns of a square leaf would have the same."""
         # The length keeps the numbers of a part apart from the bytes of a longer name.
         key = (self.seed, *name.encode(), len(part), *part)
         is_positive = torch.from_numpy(uniform(count * self.COUNT, *key) < 0.5)
