@@ -326,6 +326,12 @@ def test_a_model_that_is_none(tmp_path, lhotse):
     assert sorted(os.listdir(tmp_path)) == ["cuts.jsonl", "text"]
 
 
+@pytest.mark.parametrize("flags", [[], ["--features"]], ids=str)
+@pytest.mark.parametrize("folder", [".", "/"])
+def test_an_output_that_is_a_folder(folder, flags, run):
+    one_line_of_error(*run("--from-figures", *flags, output=folder)[::2], "a folder")
+
+
 def test_an_output_that_would_replace_an_input(run, tmp_path, model):
     path = jsonl(tmp_path / "cuts.jsonl", simple_cuts())
     before = path.read_bytes()

@@ -57,14 +57,13 @@ def generate(flags: argparse.Namespace) -> list[str]:
     """Write the shape file that the flags of the command `shapes` ask for; return lines to print.
 
     Raises UserError, and then writes nothing."""
+    shapes.check_output(flags.output)
     outputs = [flags.output]
     features_output = None
     if flags.write_features:
         features_output = flags.output.with_suffix(".features.pt")
         outputs.append(features_output)
-    for path in outputs:
-        shapes.check_output(path)
-    if features_output:
+        shapes.check_output(features_output)
         _check_own(flags.output, features_output, shapes.entry(features_output, "shape_file"))
     if flags.bpe_vocab_size:
         _check_own(flags.output, _trained_model(flags), shapes.entry(flags.output, "bpe_model"))

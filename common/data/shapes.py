@@ -128,12 +128,12 @@ def check_output(path: Path) -> None:
 
     A file at the path of the provenance may be replaced only if it is the provenance of a shape
     file."""
+    if os.path.isdir(path):
+        raise UserError(f"--output {path}: a folder; name a .pt file in it")
     beside = provenance_file(path)
     problem = ""
     if path == beside:
         problem = "its provenance goes to that name; name a .pt file"
-    elif os.path.isdir(path):
-        problem = "a folder; name a .pt file in it"
     elif not os.access(path.parent, os.W_OK | os.X_OK):
         problem = f"no folder {path.parent} that can be written; name a file in another one"
     elif os.path.exists(beside) and not entry(path, "shape_file"):
