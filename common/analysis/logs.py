@@ -163,7 +163,8 @@ def run_folders(top: Path) -> Iterator[Path]:
             forbidden.append(Path(error.filename))
 
     for folder, subfolders, names in os.walk(top, onerror=note):
-        # os.walk goes on into the folders that are left in this list
+        # os.walk goes on into the folders that are left in this list.  The runs in BASELINES are
+        # kept for `compare` alone.
         subfolders[:] = sorted({*subfolders} - {store.BASELINES})
         if OLD_SWEEP in names:
             store.warn(

@@ -99,6 +99,8 @@ def _is_right(line: schema.Correctness) -> bool:
     if line.at_size:
         judged.append((line.at_size.loss_error, line.at_size.loss_tolerance))
         judged.append((line.at_size.grad_error, line.at_size.grad_tolerance))
+    # `ok` is None where nothing was judged.  A record may lack an error or its tolerance, and an
+    # error of 0 is within any tolerance.
     return line.ok is not False and all(
         error <= allowed for error, allowed in judged if error and allowed
     )

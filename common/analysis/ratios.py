@@ -78,7 +78,7 @@ class Ratio(NamedTuple):
     @property
     def has_own_batches(self) -> bool:
         """Return whether the rounds have batches of their own."""
-        return self.least is not None
+        return self.least is not None  # only the ratio of such rounds has `least` and `most`
 
 
 class Factor(NamedTuple):

@@ -326,6 +326,7 @@ def standings(rows: Sequence[Row], scope: str) -> list[Standing]:
     timed = [row for row in rows if row.is_comparable and row.times_of(scope).medians]
     if not timed:
         return []
+    # The times decide which rows are compared, so the intervals of all pairs must hold together.
     pairs = len(timed) * (len(timed) - 1) // 2
     margins = Margins(confidence=statistics.confidence_of_each(pairs))
     # A row that was timed on fewer batches than others cannot be the fastest.  The batches of

@@ -288,6 +288,7 @@ def limit_percent(
         at_size: what the correctness pass found on a measured batch, with the number of its needed
             cells
     """
+    # `least_work` needs these sizes.  It counts gradients too, which the mode "forward" lacks.
     if not (
         settings.dtype in ITEMSIZE
         and settings.vocab_size
@@ -298,6 +299,7 @@ def limit_percent(
     if not (rates.memory and at_size and at_size.needed_cells and at_size.useful_cells):
         return {}
     share = at_size.needed_cells / at_size.useful_cells
+    # Without its tokens the size of a batch's inputs is not known.
     sized = {str(batch.index): batch for batch in batches if batch.tokens is not None}
     percent = {}
     for scope, timed in text.gathered((sample.scope, sample) for sample in samples).items():

@@ -537,7 +537,7 @@ def change_since(row: Row, rows: Sequence[Row], scope: str) -> tuple[str, str] |
         if not standing.judged or standing.beside_load or groups.differences(earlier, row):
             continue
         word = standing.verdict
-        if "uncontrolled" in standing.kinds:
+        if "uncontrolled" in standing.kinds:  # the machine's day may explain all of the change
             word = "unclear: separate runs"
         elif word in ("same", "unclear"):
             word = "within noise"

@@ -141,7 +141,8 @@ class Examination:
             raise NotAsked("it has no losses of utterances, only their sum")
         if question.blank and adapter.but(blank=question.blank).options() == adapter.options():
             raise NotAsked("it has no option for the blank: it is symbol 0")
-        # A question with "sine" is about one thing, here the padding; others have it by the way.
+        # A question with "sine" is about one thing.  If that is the padding of the logits, a layout
+        # without any cannot show it.  Other questions have padding only by the way: they are asked.
         pads_logits = question.garbage is not None or any(question.slack)
         padding_of_logits = layouts.of(adapter).padding(question.shapes)["given"]
         if question.logits == "sine" and pads_logits and not padding_of_logits:

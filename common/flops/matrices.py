@@ -62,7 +62,11 @@ def _scaled_bias(call: Call) -> int:
     """Count what is beside the product in beta * self + alpha * product: for each output the sum,
     unless beta is 0, and a product for each factor that is not 1."""
     beta, alpha = call["beta"], call["alpha"]  # None means 1
-    is_counted = (beta != 0, beta not in (0, 1, None), alpha not in (1, None))
+    is_counted = (
+        beta != 0,  # the sum
+        beta not in (0, 1, None),  # beta * self
+        alpha not in (1, None),  # alpha * product
+    )
     return sum(is_counted) * output(call)
 
 

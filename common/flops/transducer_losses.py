@@ -195,7 +195,9 @@ def _fused_gradients(call: Call) -> Count:
     bias takes V, that of the outputs 4 H."""
     fused = _fused(call)
     V, H = fused.V, fused.H
-    posterior = call["arcs"][: fused.lattice.of_symbols].sum(0)  # of all blanks and the target
+    # `arcs` has a row for each part of a cell: first the blanks and the target, whose posteriors
+    # add up to that of the cell; then with tdt the durations.
+    posterior = call["arcs"][: fused.lattice.of_symbols].sum(0)
     is_negligible = (posterior < fused.negligible) | (posterior == 0)  # NaN is not
     cells = int((~is_negligible).sum())
     wants_encoder, wants_decoder, wants_weight, wants_bias = call["wanted"]

@@ -205,14 +205,15 @@ class AddressSpace(Limit):
             raise UserError(
                 "a limit on memory needs Linux's /proc on a CPU, to read the size of a process"
             )
-        self.base = base
-        self.resident = resident
+        self.base = base  # RLIMIT_AS bounds the whole address space: this, and what is added
+        self.resident = resident  # `peak_bytes` is of resident memory, above this
         # The soft and the hard limit that the process already has; [] if it has neither.
         self.bounds = [
             bound
             for bound in resource.getrlimit(resource.RLIMIT_AS)
             if bound != resource.RLIM_INFINITY
         ]
+        # At most what the process's own limits leave.
         limit_bytes = min([size, *(max(bound - base, 0) for bound in self.bounds)])
         super().__init__(limit_bytes, available=available_memory() or size)
 

@@ -298,7 +298,7 @@ class Progress:
 
         title, status, reason: for the line."""
         seconds = time.monotonic() - self.began
-        self.skip(job)
+        self.skip(job)  # counts it as finished, and expects it no more
         if status == "ok":
             self.took[job].append(seconds)
         else:

@@ -218,6 +218,7 @@ class Right:
                 for name, gradient in cells.gradients.items():
                     result.note(leaf_name(name, number), gradient)
                 continue
+            # In the same parts as `compare` notes the right ones: the random signs depend on them.
             for n in range(len(cells.batch.shapes)):
                 for frames in cells.frames(n):
                     result.note("given", cells.computed(frames), n, frames.begin)

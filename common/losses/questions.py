@@ -310,12 +310,14 @@ def adapted(adapter: Adapter, question: Question) -> Adapter:
         sigma=adapter.settings.sigma if question.sigma is None else question.sigma,
     )
     longest = max(U for _, U in question.shapes)
+    # The U + 1 cells of a frame, and those that the question adds to the padding.
     adjusted = adapter.but(settings=settings, prune_range=longest + question.slack[1] + 1)
     if question.blank is not None:
         adjusted.blank = question.blank
     if is_sine:
-        # In scope "loss" the sines are the logits, and D has no use.  A loss that has the step
-        # alone gets a square output layer.
+        # In scope "loss" the sines are the logits, and D has no use.  In scope "step" they fill the
+        # outputs and the output layer, whatever D is: a loss that has the step alone gets a square
+        # layer.
         D = 1 if "loss" in layouts.of(adapter).scopes else adjusted.outputs(question.V)
         adjusted.settings = replace(settings, encoder_dim=D)
     return adjusted

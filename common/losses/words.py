@@ -124,7 +124,7 @@ def mistakes(adapter: Adapter, question: Question, device: torch.device) -> dict
     right = oracle.losses(logits, targets, shapes, blank, topology)
     # A loss is minus a log-probability: adding that of the blank takes it out.
     losses["the loss without the final blank"] = right + final_blank
-    if not topology.extra:
+    if not topology.extra:  # arc_losses takes cells of a blank and a target, without durations
         unnormalised = oracle.arc_losses(logits, targets, shapes, blank, topology)
         losses["the loss of logits without log_softmax"] = unnormalised
     return {mistake: float(values.sum()) for mistake, values in losses.items()}

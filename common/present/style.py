@@ -96,8 +96,8 @@ class Look(NamedTuple):
 def looks_of(kinds: Mapping[str, str | None]) -> dict[str, Look]:
     """Return a different look for each implementation.
 
-    The colour is that of its package, the form the first free one of that colour.  Pruned losses
-    begin at form 1.
+    The colour is that of its package, or one that is still free for a package without a colour.
+    The form is the first free one of that colour.  Pruned losses begin at form 1.
 
     kinds: name -> kind of the loss."""
     names = [implementation.name for implementation in implementations.with_variants()]

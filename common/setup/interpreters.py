@@ -107,8 +107,10 @@ def _under_other_torch(python_of: Mapping[str, Choice], device: str) -> dict[str
     """Return {name: Python} of rows to add, such as "fast_rnnt@k2": losses under another torch too.
 
     If losses of one kind run in two environments, their ratio includes the ratio of the two
-    torches.  So one loss of that kind is measured in both: for each environment, the first loss
-    under another torch that can run in this one too.  Arguments: see `controls`."""
+    torches.  A loss that runs in both tells the two ratios apart.  So each environment of a kind
+    gets one row more: the first loss of this kind from another torch that can run here too.
+
+    Arguments: see `controls`."""
     chosen: dict[str, Choice] = {}
     rows = [find(name) for name in python_of]
     for environment, kind in dict.fromkeys((row.environment, row.kind) for row in rows):
@@ -118,7 +120,8 @@ def _under_other_torch(python_of: Mapping[str, Choice], device: str) -> dict[str
             for row in rows
             if (row.environment, row.kind) == (environment, kind)
         ]
-        # The losses of this environment may all run in another Python, such as the running one.
+        # The losses of this environment may all run in another Python, such as the running one:
+        # then no ratio includes the torch of `managed`.
         if managed is None or managed not in pythons:
             continue
         for loss in rows:

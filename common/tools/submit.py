@@ -246,6 +246,7 @@ def _problems(row: Row) -> Iterator[str]:
             f"it has {count(rounds, 'round')}, an interval needs {FEWEST_ROUNDS}: "
             f"measure with --rounds {FEWEST_ROUNDS} or more"
         )
+    # Of the doubts about a single row, only that of other load withholds a verdict.
     if any(doubt.withholds for doubt in doubts.doubts(row)):
         yield "it ran beside other load: measure when the machine is quiet"
 

@@ -152,6 +152,7 @@ class Criterion(nn.Module):
             return layouts.SIMPLE_LOSS_SCALE * simple + pruned
 
         takes_logits = self.layout.tensors == ("logits",)
+        # `given` returns the logits, `step` the loss: there the layout contains the joiner.
         method = self.layout.given if takes_logits else self.layout.step
 
         def run(encoder_out: torch.Tensor, decoder_out: torch.Tensor) -> torch.Tensor:

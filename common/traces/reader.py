@@ -217,8 +217,8 @@ def read_events(stream: BinaryIO) -> Iterator[Sequence[Event]]:
         return
     unread.drop(begin.end())
     while True:
-        # The last complete event ends at the last boundary (-1: none yet), or with the list.  Both
-        # texts begin with its EVENT_END.
+        # The last complete event ends at the last boundary (-1: none yet) or, behind that, with the
+        # list.  Both texts begin with the EVENT_END of this event.
         last = unread.text.rfind(BOUNDARY)
         list_end = _LIST_END.search(unread.text, max(last, 0))
         if list_end:

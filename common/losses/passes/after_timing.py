@@ -178,7 +178,7 @@ def judge_losses(
         allowed = rights.allowed(context, shapes, right=right).loss
         error = abs(loss - right) / max(abs(right), rounding.TINY)
         errors.append(error)
-        if not wrong and not error <= allowed:
+        if not wrong and not error <= allowed:  # not `>`: an error of NaN is wrong too
             wrong = f"{words.of_values(loss, right, shapes)}; {allowed:.0e} is allowed"
     return max(errors), wrong
 

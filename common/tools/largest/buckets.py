@@ -209,6 +209,7 @@ def searched(config: Buckets, kept: Kept, loss: str) -> dict[int, Outcome]:
             low=1,
             cap=bucket.count,
             start=max(1, padded_frames // bucket.T),
+            # The first change is small where `start` is a good guess; 1.0 doubles the size.
             stride=TOLERANCE if padded_frames else 1.0,
         )
         outcomes[number] = search.outcome(kept)

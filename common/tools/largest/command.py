@@ -373,7 +373,7 @@ def plan_for_model(arguments: argparse.Namespace) -> Plan:
         """Return a task for each job that `buckets.next_probes` returns.
 
         limit_bytes: the memory limit, which is put into the request of each task."""
-        steps.limit_bytes = limit_bytes
+        steps.limit_bytes = limit_bytes  # `next_probes` makes each request as a copy of `steps`
         return [
             job.Task(name, TOOL, as_written(request), environment=VARIABLES)
             for name, request in buckets.next_probes(config, run, steps)

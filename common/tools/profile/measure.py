@@ -224,7 +224,7 @@ class Profiling:
             paths = {
                 path: label
                 for path, label in labels.by_depth(model, choice.depth or 1).items()
-                if not path.startswith("criterion")
+                if not path.startswith("criterion")  # its parts get their labels below
             }
         else:
             paths = labels.by_patterns(model, self._default_patterns())
@@ -281,8 +281,8 @@ class Profiling:
         gradients in the parameters.
 
         open_span: opens the span of each label; None for a step without labels.  By default the
-        labels are there, to name what fails, but nothing is recorded.  Raises UserError and
-        OutOfMemory."""
+        modules have their labels, so that an error can name the one that failed, but nothing is
+        recorded.  Raises UserError and OutOfMemory."""
         label_of = self.labels if open_span else {}
         # Without labels too, `hooks.part` opens a span: that of the optimizer.
         hooks = labels.Labels(self.model, label_of, open_span or unseen)
