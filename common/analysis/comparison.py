@@ -438,6 +438,7 @@ def _changed(pair: Pair) -> list[str]:
             ("Python", before.python, after.python),
         ]
         sides = {"baseline": baseline, "new side": new}
+    # The first 20 of the 40 letters of a git revision tell it apart.
     changed = [
         f"{label} {str(old)[:20]} -> {str(current)[:20]}"
         for label, old, current in values

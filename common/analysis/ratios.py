@@ -341,11 +341,12 @@ def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -
         return None
     sides = [log_values(before), log_values(after)]
     error = None  # a side of one round has no variance
-    freedom = 1.0
+    freedom = 1.0  # without an error nothing reads it
     if min(map(len, sides)) > 1:
         variances = [variance(side) / len(side) for side in sides]
         total = sum(variances)
         error = math.sqrt(total)
+        # Without any variance the interval has the width 0, whatever the shares are.
         shares = [part / total if total else 0.5 for part in variances]
         # By Welch and Satterthwaite.
         freedom = 1 / sum(share**2 / (len(side) - 1) for share, side in zip(shares, sides))
@@ -523,8 +524,9 @@ class Evidence:
     def by_round(self) -> list[float]:
         """Return the ratio of each round in the order of time.
 
-        Empty where a round of one side does not belong to one of the other: in two separate runs
-        whose rounds do not have batches of their own."""
+        Sides of one run are paired, round by round.  Rounds of two separate runs belong together
+        only where rounds have batches of their own: then both are over the same batches.  In all
+        other cases the list is empty."""
         ratio = self.ratio
         if ratio is None or not (self.paired or ratio.has_own_batches):
             return []

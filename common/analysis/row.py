@@ -326,6 +326,7 @@ class Row:
             str(batch.index): math.log(batch.padded_cells / batch.useful_cells)
             for batch in self.batches
         }
+        # A Padding holds -log(useful / padded); `by_batch` has this sign by its quotient already.
         return ratios.Padding(by_batch, -mean_log_share)
 
     @property

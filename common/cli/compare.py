@@ -137,6 +137,7 @@ def sides_of(options: Namespace) -> comparison.Sides:
     """Return the two sides that the flags name: the pairs of rows to compare, and the rows without
     a partner.  Raises UserError."""
     sides = options.sides
+    # `options.log` is the LOG of --in; with --baseline the positional arguments are only its LOG.
     if options.baseline:
         log = Path(sides[0] if sides else "log")
         # A word after LOG makes this longer than two, which is refused below.

@@ -204,6 +204,7 @@ class Examination:
         if has_gradient and any(leaf.missing for leaf in leaves):
             raise Refused("it left the logits without a gradient", in_backward=True)
         verdict = questions.verdict(self.adapter, self.device, self.question, answer, run=run)
+        # A line without a leaf is the one of the loss, which is judged without gradients too.
         wrong = [line for line in verdict.wrong if has_gradient or not line.leaf]
         message = ""
         if wrong:

@@ -124,6 +124,7 @@ def laid_out(exam: Examination) -> Outcome:
     def view(values: torch.Tensor) -> torch.Tensor:
         """Return the same values in the memory layout that the question names."""
         if exam.question.name == "slice":
+            # A loss that ignores the strides reads the border of 100.0, and gets it wrong.
             return torch.nn.functional.pad(values, (1, 1), value=100.0)[..., 1:-1]
         return values.transpose(0, -1).contiguous().transpose(0, -1)
 
@@ -222,6 +223,7 @@ def second_backward(exam: Examination) -> Outcome:
     reached = []  # the steps whose second backward began
 
     def run(steps, factors):
+        """Run a step with two backwards; leave the gradient of the second in its leaves."""
         (step,), (factor,) = steps, factors
         loss = step.forward()
         step.answer = loss.detach()  # an error after this counts as one of the backward

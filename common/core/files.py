@@ -285,6 +285,7 @@ class Claim:
 
     def __init__(self, path: Path):
         self.path = path
+        # With None it does not wait: it raises Held if another process has the lock.
         self.descriptor = _open_locked(path, waiting=None)
         with suppress(OSError):  # On a full disk the lock holds, but its holder is unknown.
             os.ftruncate(self.descriptor, 0)

@@ -74,6 +74,7 @@ class Cells:
         Before each yield, set `last` to the logits of these frames, and raise `score` to their
         largest magnitude."""
         T, U = self.batch.shapes[n]
+        # The last u has no next target; the 0 that is added for it is read, but no path uses it.
         targets = torch.nn.functional.pad(self.batch.targets[n].long(), (0, 1))
         count = max(1, CHUNK // ((U + 1) * self.width))
         for begin in range(0, T, count):

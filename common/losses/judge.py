@@ -331,6 +331,7 @@ def ask(
         losses=torch.cat([loss.cpu().double().reshape(-1) for loss in losses]),
         rights=torch.cat([loss.reshape(-1) for loss in rights]),
         right_of_utterances=torch.cat(right.losses),
+        # Only checks that ask with a single step read the lattices.
         lattices=right.lattices[0],
         errors=errors,
         overwritten=sorted(overwritten),

@@ -65,6 +65,7 @@ def set_up_leaves(
     for batch in batches:
         leaves = leaves_of(model, batch)
         for name, leaf in leaves.items():
+            # `frozen` is a tuple of beginnings of names; no name begins with one of ().
             leaf.requires_grad_(not name.startswith(question.frozen))
         fill_padding(adapter, question, batch, leaves)
 

@@ -190,7 +190,7 @@ class TokenAndDuration(Topology):
         t, T = times(label, lengths)
         result = []
         for dt, weight in zip(self.durations, durations):
-            if dt > 0:
+            if dt > 0:  # a blank of duration 0 would lead back to its own cell
                 result.append(Arc(dt, 0, blank + weight))
             # A path ends with a blank, so a target must lead to a frame before T.
             result.append(Arc(dt, 1, (label + weight).masked_fill(t + dt >= T, -math.inf)))

@@ -246,6 +246,7 @@ def repeated(records: Iterable[schema.Line]) -> dict[int, int]:
     records: those of one run, with every attempt at a job."""
     ends = [record for record in records if isinstance(record, schema.Status)]
     rounds = Counter(end.round for end in ends if (end.pass_name, end.status) == ("timing", "ok"))
+    # Rounds count from 1; a job without a round has None, and is left out.
     return {number: times - 1 for number, times in rounds.items() if number and times > 1}
 
 

@@ -51,6 +51,7 @@ def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool)
         program = "an installed suite" if INSTALLED else "--in-place"
         return Choice(None, f"{program} uses this Python alone") if elsewhere else Choice(here)
     managed = environments.interpreter(implementation.environment)
+    # What the suite builds need not be installed: it is compiled for the Python that is chosen.
     has_package = implementation.built or not lacks(implementation.package)
     can_run_here = has_package and not elsewhere and not lacks("torch")
     if can_run_here and (prefer_here or not managed):

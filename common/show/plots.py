@@ -382,7 +382,7 @@ def _over(
     title = f"{quantity.title} over {flag}"
     summary = "; ".join(_curve_summary(name, curves[name], quantity.unit) for name in names)
     data = [_curve_trace(curves[name], is_numeric, quantity.unit) for name in names]
-    layout = style.layout(420, legend=200, **_axes(values, flag, quantity.unit, points))
+    layout = style.layout(height=420, legend=200, **_axes(values, flag, quantity.unit, points))
     table = tabulated(key, title, [_point_cells(point, flag, quantity.unit) for point in points])
     return Figure(key, title, caption, f"{title}: {summary}", data, layout, table)
 

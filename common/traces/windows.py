@@ -144,7 +144,7 @@ def _numbers(
         )
     if trace.salvaged:
         flags.append(f"{trace.salvaged} events are not valid JSON and were read field by field")
-    device = trace.fullest()
+    device = trace.fullest()  # the GPU that held most bytes; the CPU if no GPU counted any
     peak_mb = max(trace.memory[device].totals) / MB if device else None
     average = fmean(durations) if durations else None
     return WindowNumbers(trace.path.name, average, len(durations), peak_mb, flags)

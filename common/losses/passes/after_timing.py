@@ -149,6 +149,7 @@ def rights_of(context, scope: str, steps: Sequence[LossStep], factors: Factors =
     key = [adapter.lattice, adapter.blank, added, context.dtype, seed, names, asked]
 
     def compute() -> dict[str, list[float]]:
+        """Ask the oracle; return the numbers of a Rights as the lists that a file can hold."""
         dtype = torch.float64
         if names and context.device.type == "cpu" and context.dtype == torch.float32:
             # Twice as fast on a CPU, and as good where a leaf may be off by a hundredth.

@@ -55,7 +55,7 @@ def run(context) -> Iterator[Memory]:
 
     A loss that loops in Python has one record, of the last scope and the first of these batches."""
     load_all(context)
-    level = held(context.device)
+    level = held(context.device)  # bytes before the first step, which no peak includes
     scopes = context.settings.scopes
     heavy = heaviest(context.all_batches, context.batches)
     small_steps, steps = SMALL_STEPS, STEPS

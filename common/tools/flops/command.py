@@ -148,6 +148,7 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
         if not arguments.preset:
             raise errors.UserError("give --input-shape, --audio or --pseudo-input")
         quick["pseudo_input"] = QUICK_SAMPLES
+    # `others` holds without --preset quick: meta tensors have no values, which some models need.
     commands.set_quick(arguments, quick, others={"device": "cpu"})
     if arguments.audio and arguments.pseudo_input:
         raise errors.UserError("give --audio or --pseudo-input, not both")

@@ -203,6 +203,7 @@ def time_calls(call: Step, clock: Clock, **caps: Any) -> list[CallTime]:
 
     caps: arguments of sampling.enough, see sampling.sweep."""
     threads = host_threads(clock.device)
+    # The number 0 of the only batch stands for the batch that `call` holds already.
     return list(sampling.sweep(_sampler(call, clock), batches=[0], threads=threads, **caps))
 
 

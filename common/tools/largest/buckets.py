@@ -180,6 +180,7 @@ def progress(config: Buckets, kept: Kept, loss: str) -> Progress:
     outcomes = searched(config, kept, loss)
     reduced: dict[int, int] = {}
     head = f"{loss} together-".strip()
+    # A job without values ended before its first step, so it tells of no bucket.
     unfit = [
         job
         for name, job in kept.jobs.items()

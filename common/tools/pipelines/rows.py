@@ -340,6 +340,7 @@ def answer(kept: Kept) -> Answer:
     rows = []
     for index, stage in enumerate(config.stages):
         costs = [of_example[index] for of_example in examples.costs]
+        # `failed` has the index of a stage for each failed example: counted here are this stage's.
         rows.append(stage_row(stage.name, costs, seconds, examples.failed.count(index)))
     if len(rows) > 1:
         rows.append(total_row(rows))
