@@ -94,7 +94,7 @@ def test_the_control_by_hand():
     unit = 0.0953101798
     made = ratios.Ratio(1.0, 0.9, 1.1, 4, (1.0,), (1.0,), 0.01, 9)
     moved = ratios.control([at_ratio(made, 1.1**power) for power in (-1, 0, 1)])
-    assert (moved.center, moved.spread, moved.noise, moved.rows) == pytest.approx((0, unit**2, 1e-4, 3))
+    assert (moved.log_mean, moved.log_variance, moved.noise, moved.rows) == pytest.approx((0, unit**2, 1e-4, 3))
     over = ratios.over_control(at_ratio(made, 2.0), moved, 0.95)
     assert over.ratio == pytest.approx(2) and over.error == pytest.approx(unit * (4 / 3) ** 0.5)
     assert over.freedom == pytest.approx(2)  # that of three rows

@@ -407,14 +407,14 @@ class Control(NamedTuple):
     runs: the machine's part in a ratio of the runs.
 
     Attributes:
-        center, spread: mean and variance of the logarithms of their ratios
+        log_mean, log_variance: mean and variance of the logarithms of their ratios
         noise: mean of the squares of their standard errors
         rows: their number
         least, most: range of their ratios
     """
 
-    center: float
-    spread: float
+    log_mean: float
+    log_variance: float
     noise: float
     rows: int
     least: float
@@ -422,8 +422,8 @@ class Control(NamedTuple):
 
     def slowdown(self, confidence: float = 0.95) -> Factor:
         """Return the factor by which the machine was slower in the new run, from all these rows."""
-        half_width = student_t(confidence, self.rows - 1) * math.sqrt(self.spread / self.rows)
-        return Factor.around(self.center, half_width)
+        half_width = student_t(confidence, self.rows - 1) * math.sqrt(self.log_variance / self.rows)
+        return Factor.around(self.log_mean, half_width)
 
     def as_json(self) -> Mapping[str, float]:
         """Return the fields for JSON: "ratio", the factor of `slowdown`, with its interval "low" to
@@ -448,10 +448,10 @@ def control(unchanged: Sequence[Ratio]) -> Control | None:
     values = [ratio.ratio for ratio in unchanged if ratio.error is not None]
     logarithms = log_values(values)
     noise = fmean(error**2 for error in errors)
-    spread = variance(logarithms)
+    log_variance = variance(logarithms)
     return Control(
-        center=fmean(logarithms),
-        spread=spread,
+        log_mean=fmean(logarithms),
+        log_variance=log_variance,
         noise=noise,
         rows=len(values),
         least=min(values),
@@ -469,8 +469,8 @@ def over_control(ratio: Ratio, control: Control, confidence: float) -> Ratio:
     of this row scatter more than those of the unchanged rows. The degrees of freedom are those of a
     sum of variances (Satterthwaite 1946)."""
     if ratio.error is None:
-        return ratio._replace(ratio=ratio.ratio / math.exp(control.center))
-    row_variance = control.spread * (1 + 1 / control.rows)
+        return ratio._replace(ratio=ratio.ratio / math.exp(control.log_mean))
+    row_variance = control.log_variance * (1 + 1 / control.rows)
     round_variance = max(ratio.error**2 - control.noise, 0.0)
     total = row_variance + round_variance
     freedom = control.rows - 1.0
@@ -478,7 +478,7 @@ def over_control(ratio: Ratio, control: Control, confidence: float) -> Ratio:
         freedom = total**2 / (
             row_variance**2 / (control.rows - 1) + round_variance**2 / ratio.freedom
         )
-    estimate = Estimate(math.log(ratio.ratio) - control.center, math.sqrt(total), freedom)
+    estimate = Estimate(math.log(ratio.ratio) - control.log_mean, math.sqrt(total), freedom)
     return estimate.ratio(confidence, ratio.baseline, ratio.new, ratio.batches)
 
 

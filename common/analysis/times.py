@@ -71,6 +71,7 @@ def summarize(samples: Sequence[schema.Sample], scope: str) -> Times:
         ms=described("ranked_ns"),
         interval=list(interval) if interval else None,
         event=events,
+        # Without events `ms` is wall time itself.
         wall=described("total_wall_ns") if events else None,
         # On CUDA the host runs ahead of forward, so only the events know when it ended.
         forward=described("forward_wall_ns") or described("forward_event_ns"),

@@ -100,7 +100,7 @@ def _left_out(
 ) -> list[str]:
     """Return those of `names` that are not measured by default, except `names_of_script`, which
     always are.  Print them, unless --quiet is given."""
-    is_short = bool(arguments.budget)
+    is_short = bool(arguments.budget)  # the flag is there: the user has little time
     is_sweep = bool(arguments.sweep)
     rows = default_rows(names, device, is_short, arguments.topology, is_sweep)
     left_out = [name for name in names if name not in (*rows, *names_of_script)]
@@ -303,7 +303,7 @@ def announce(names: Sequence[str], resolved: settings.Settings, flags: settings.
         number_of_rounds = (
             f"{settings.FEWEST_IN_BUDGET} to {number_of_rounds}, as many as begin within {budget}"
         )
-    described = settings.described(resolved.to_json())
+    described = settings.described(resolved.to_json())  # only what is unusual
     parts = [batches, *described, joiner, resolved.dtype, number_of_rounds]
     heading = f"measuring {', '.join(names)} on {resolved.device}: {', '.join(parts)}"
     say(f"{heading}; passes {', '.join(resolved.passes)}")

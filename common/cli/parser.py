@@ -314,7 +314,9 @@ def _check_function(path: Path, function: str) -> None:
 
 
 def standard() -> tuple[str, ...]:
-    """Return the names of the rows that are measured by default."""
+    """Return the default of --only: every row of the table but templates, and some by utterance.
+
+    A run measures fewer of these if the user names none: see `benchmark.default_rows`."""
     rows = [row for row in IMPLEMENTATIONS if not row.template]
     return (
         *(row.name for row in rows),

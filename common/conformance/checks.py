@@ -42,6 +42,7 @@ def agrees(exam: Examination) -> Outcome:
     try:
         return exam.outcome()
     except Refused as refusal:
+        # With `may_refuse` and a `refusal`, a run accepts the error, the matrix calls it a fault.
         if exam.question.may_refuse and not exam.question.refusal:
             return Outcome(PASS, f"refuses: {refusal}")
         if exam.right_losses().isfinite().all():
@@ -132,6 +133,7 @@ def laid_out(exam: Examination) -> Outcome:
         """Run the steps on leaves in that layout; return their losses."""
         for step in steps:
             for name, leaf in step.leaves.items():
+                # A leaf of its own: no graph leads back to the leaf in the usual layout.
                 step.leaves[name] = view(leaf.detach()).detach().requires_grad_()
         return run_together(steps, factors)
 
@@ -285,7 +287,7 @@ def without_gradient(exam: Examination) -> Outcome:
     is_detached = exam.question.name == "no-gradient"
     requires_grad = []  # of each loss
 
-    def run(steps, _):
+    def run(steps, _factors):
         (step,) = steps
         if is_detached:
             step.leaves.update({name: leaf.detach() for name, leaf in step.leaves.items()})

@@ -119,6 +119,7 @@ def _norm(call: Call) -> int:
 
     Order 1 has no root, so one less.  An infinite order counts n absolute values alone, and order 0
     counts nothing."""
+    # linalg_vector_norm has `ord`, norm has `p` (None: 2).
     order = call["p"] if call["ord"] is None else call["ord"]
     per_element = {0: 0, math.inf: 1, -math.inf: 1}.get(order, 2)
     return per_element * elements(call["self"]) - (output(call) if order == 1 else 0)

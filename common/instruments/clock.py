@@ -67,6 +67,7 @@ class Clock:
         self.device = device
         self.evicting: torch.Tensor | None = None
         if cold and self.cuda:
+            # Twice the cache: it need not drop its oldest lines first.
             self.evicting = torch.empty(
                 2 * (cache_bytes(device) or LARGE_L2), dtype=torch.uint8, device=device
             )

@@ -99,7 +99,8 @@ def state() -> dict[str, object]:
         "the random seed": torch.initial_seed(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "anomaly detection": torch.is_anomaly_enabled(),
-        "autocast": (torch.is_autocast_enabled(), ones.mm(ones).dtype),  # of CUDA; of the CPU
+        # For CUDA, torch tells; on the CPU, a product under autocast has another dtype.
+        "autocast": (torch.is_autocast_enabled(), ones.mm(ones).dtype),
         "the precision of products": torch.get_float32_matmul_precision(),
         "the priority": (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)),
         "the CPUs that it may use": os.sched_getaffinity(0),

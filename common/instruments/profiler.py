@@ -127,6 +127,7 @@ def self_times(profiler: torch.profiler.profile) -> tuple[float, float]:
     and that of all kernels on CUDA."""
     averages = profiler.key_averages()
     attribute = _cuda_time(averages)
+    # A label of record_function spans kernels on CUDA: with it their time would count twice.
     cuda = sum(
         getattr(row, attribute)
         for row in averages

@@ -149,7 +149,7 @@ class Executor:
                 advice = "ulimit -n raises it"
             return [job.status("error", f"could not be run: {error} ({advice})")]
         lines = _lines(job, child, ending)
-        if ending and ending[0] == "interrupted":
+        if ending and ending[0] == "interrupted":  # an Ending is a status and a reason
             raise Interrupted(lines)
         return lines
 

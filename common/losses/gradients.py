@@ -197,7 +197,8 @@ class Errors:
         """Add the errors (frames, cells, V) of a part by symbol; note them after the last utterance.
 
         right = posterior of the cell * probability of the symbol - derivative of the symbol's part.
-        The errors are compared with the sum of both terms, right + 2 * derivative.
+        The errors are compared with the sum of both terms, the product and the derivative.  As the
+        product is right + derivative, the sum is right + 2 * derivative.
         """
         n, begin, end = part.frames.n, part.frames.begin, part.frames.end
         shapes = part.cells.batch.shapes

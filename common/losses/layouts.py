@@ -181,9 +181,10 @@ class ByUtterance(Joint):
     def prepare(self, batch):
         utterances = [batch.utterance(n) for n in range(len(batch.shapes))]
         prepared = [self.adapter.prepare(utterance.labels) for utterance in utterances]
-        return SimpleNamespace(utterances=utterances, prepared=prepared)
+        return SimpleNamespace(utterances=utterances, prepared_utterances=prepared)
 
     def of_leaves(self, leaves, batch, prepared):
+        # As in Joint, the leaves have the order of `tensors`, whatever their names.
         encoder_out, decoder_out, weight, bias = leaves.values()
         losses = []
         # The backward of a split writes each utterance's gradient once.  That of a slice would add
@@ -198,7 +199,7 @@ class ByUtterance(Joint):
                 weight,
                 bias,
                 prepared.utterances[n],
-                prepared.prepared[n],
+                prepared.prepared_utterances[n],
                 use_reentrant=True,
                 preserve_rng_state=False,
             )

@@ -360,7 +360,7 @@ def open_runs(
                 f"--resume: no run with these settings under {log_dir}; leave the flag out to start one"
             )
         earlier = resumable(earlier, shared)
-        if earlier:
+        if earlier:  # the newest is the last; others of its id were measured beside it
             newest = earlier[-1].head
             shared.update(run_id=newest.run_id, started=newest.started)
             paths = {run.head.name: run.path for run in earlier if run.head.run_id == newest.run_id}

@@ -449,6 +449,8 @@ WIDE_LANE = 130  # pixels of a lane of samples
 LOW_LANE = 92  # pixels of a lane of memory
 MOST_SAMPLES = 1500  # that are drawn of one implementation, besides the flagged ones
 FARTHEST = 0.34  # of a lane, up and down from its middle, is for data; the rest for its name
+NAME_GAP = 6  # pixels between the data of a lane and its name above them
+AROUND_LANES = 90  # pixels of a figure for the margins, the axis and the name of the first lane
 # A sample that differs by a larger share of its median is drawn at the edge of its lane.
 MOST = 0.3
 MARKS = (MOST, 0.2, 0.1, 0.05)  # shares that an axis may be marked with: the largest that fits
@@ -541,11 +543,11 @@ def drift(rows: Rows) -> Figure | None:
     # The change at the edge of a lane.  At least the smallest mark fits.
     edge = min(max(largest_change, MARKS[-1]), MOST)
     scale = FARTHEST / edge  # height of a change by 100%, in lanes
-    mark = next(share for share in MARKS if share <= edge)
+    mark = next(share for share in MARKS if share <= edge)  # MARKS fall: the largest that fits
     names = [
         f"{_headed(lane.row.label, lane.range)}  in {number(lane.seconds, 3)} s" for lane in lanes
     ]
-    frame = style.lanes(names, lane=WIDE_LANE, gap=int(WIDE_LANE * FARTHEST) + 6)
+    frame = style.lanes(names, lane=WIDE_LANE, gap=int(WIDE_LANE * FARTHEST) + NAME_GAP)
     heights, words = [], []
     shapes: list[Plotly] = []
     for index, lane in enumerate(lanes):
@@ -555,7 +557,7 @@ def drift(rows: Rows) -> Figure | None:
             words.append(_percent(change))
     frame["yaxis"].update(showticklabels=True, tickvals=heights, ticktext=words, rangemode="normal")
     frame.update(shapes=shapes, xaxis=style.axis("of the timed work", tickformat=".0%"))
-    layout = style.layout(WIDE_LANE * len(lanes) + 90, **frame)
+    layout = style.layout(WIDE_LANE * len(lanes) + AROUND_LANES, **frame)
     caption = (
         "Each sample against the median of its batch, in the order taken; where a batch has one sample, its time for a "
         "cell against the median of all. Dashed lines part the rounds (fresh processes). A slope is drift or "
@@ -633,16 +635,17 @@ def memory_within(rows: Rows) -> Figure | None:
     if not curves:
         return None
     highest_mb = max(curve.peak_mb for _, curve in curves) or 1.0  # not 0: it divides
-    scale = 2 * FARTHEST / highest_mb  # height of 1 MB, in lanes
+    # Height of 1 MB, in lanes: 0 is at -FARTHEST, the highest peak at FARTHEST.
+    scale = 2 * FARTHEST / highest_mb
     data, names = [], []
     for index, (row, curve) in enumerate(curves):
         data += _curve_and_peak(row, curve, index, scale)
         peak_ms = number(curve.ms[curve.mb.index(curve.peak_mb)], 3)
         heading = _headed(row.marked_label, f"{number(curve.peak_mb)} MB")
         names.append(f"{heading}  at {peak_ms} of {number(curve.ms[-1], 3)} ms")
-    frame = style.lanes(names, lane=LOW_LANE, gap=int(LOW_LANE * FARTHEST) + 6)
+    frame = style.lanes(names, lane=LOW_LANE, gap=int(LOW_LANE * FARTHEST) + NAME_GAP)
     frame["xaxis"] = style.axis("of the step", tickformat=".0%")
-    layout = style.layout(LOW_LANE * len(curves) + 90, **frame)
+    layout = style.layout(LOW_LANE * len(curves) + AROUND_LANES, **frame)
     caption = (
         "What is allocated above the step's start, in the last step of the first trace, all to one scale of MB; the "
         "symbol is the peak. Profiled: times have the profiler's own cost in them."

@@ -53,12 +53,12 @@ def whole(log: logs.Log, format: str = "table", folders: Sequence[Path] = ()) ->
     for group in log.groups:
         blocks.append(block(table("results", group.heading, group.rows), format))
         if with_verdict:
-            blocks.append("\n".join(_group_verdict(group, UNKNOWN, folders)))
+            blocks.append("\n".join(_group_verdict(group, terminal=UNKNOWN, folders=folders)))
     sections = [[*blocks, *remarks(log.rows, format)]]
     for sweep in log.sweeps:
         blocks = [block(table("sweep", sweep.heading, sweep.rows, "sweep"), format)]
         if with_verdict:
-            blocks.append("\n".join(_sweep_verdict(sweep, UNKNOWN)))
+            blocks.append("\n".join(_sweep_verdict(sweep, terminal=UNKNOWN)))
         for values, rows in sweep.cells():
             blocks += [f"{settings.words(values)}:", *remarks(rows, format)]
         sections.append(blocks)

@@ -153,7 +153,8 @@ def _numbers(
 def _set_peak(result: Profiled) -> None:
     """Set the peak: the highest of all windows on CUDA, that of the first window on a CPU.
 
-    If there are more windows on a CPU, add the note FIRST_WINDOW."""
+    On a CPU the counter of memory drifts from window to window, so later peaks do not count.
+    If there are more windows there, add the note FIRST_WINDOW, which says so."""
     peaks = [
         window.peak_memory_mb for window in result.windows if window.peak_memory_mb is not None
     ]

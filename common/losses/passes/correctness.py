@@ -197,7 +197,7 @@ def run_before(context, scope: str, index: int) -> dict[str, bytes]:
     The answer that follows is on the second's numbers.  So a loss that keeps its first result of
     these shapes, or returns that of the call before, gives a wrong answer then."""
     digests: dict[str, bytes] = {}
-    for repeat in (1, 0, 1):
+    for repeat in (1, 0, 1):  # `ready` makes its step with repeat 0, the default
         step = context.step(scope, index, repeat)
         outputs = {"loss": step.run(), **step.gradients()}
         if repeat == 0:

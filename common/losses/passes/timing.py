@@ -131,6 +131,7 @@ class OfScope:
                 self.levels.append(in_use(self.context.device))
             self.count += 1
         # Each sample of a batch has its own numbers, so that a loss cannot know the answer.
+        # The two lowest bits of `draw` are the warm-up and the scope, so no two samples share one.
         draw = 4 * repeat + 2 * int(warmup) + int(self.scope == "step")
         step = self.context.step(self.scope, batch, draw)
         times, loss = time_step(step, self.clock, read=float)

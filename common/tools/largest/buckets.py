@@ -402,6 +402,7 @@ def _max_duration(rows: Sequence[Row], seconds: float) -> str:
     rows: those of one loss, one for each bucket, all with an N; seconds: duration of a frame"""
     durations = [(row.padded_frames or 0) * seconds for row in rows]
     least = min(durations)
+    # One max_duration holds for all buckets: each fills only the share least / duration.
     unused = 1 - sum(least / duration for duration in durations) / len(durations)
     name = f"max_duration {rows[0].loss}".strip()
     words = f"which leaves {unused:.0%} of the batches' room unused"

@@ -29,6 +29,7 @@ class Training:
     def __init__(self, request: Steps, device: torch.device, optimizer: Any):
         self.request = request
         self.device = device
+        # The model is MODULE:NAME; `batch` and `step` are looked up in MODULE.
         names = vars(loading.module(request.model.rpartition(":")[0]))
         self.make_batch = names["batch"] if callable(names.get("batch")) else self.batch
         self.loss_of = names["step"] if callable(names.get("step")) else loss_of

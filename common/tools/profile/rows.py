@@ -260,6 +260,7 @@ def parts_of(measured: Measured) -> list[Part]:
     memory_of = {memory.name: memory for memory in measured.memory}
     for part in parts:
         part.share = part.ms / step.ms
+        # The times are of a mean step, the calls of all steps.
         part.ms_per_call = part.ms * steps / part.calls if part.calls else None
         part.device_ms = part.ms if on_cuda else None
         part.flops_per_second = part.flops / part.ms * 1e3 if part.ms > 0 else None
