@@ -152,6 +152,7 @@ def check(loss: Loss, **flags: Any) -> Check:
     with tempfile.TemporaryDirectory(prefix="rnnt-bench-") as scratch:
         arguments = [*_as_arguments(options), "--quiet", "--log-dir", scratch]
         rows = json.loads(_run("check", *arguments, allowed=(0, 1)))
+    # A loss that could not be judged has one row without a case, whose result is its status.
     findings = [
         ": ".join(filter(None, [row["case"], row["result"], row["message"]]))
         for row in rows

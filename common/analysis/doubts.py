@@ -287,7 +287,7 @@ def _drift(rounds: Sequence[float]) -> float:
 
     If the number of rounds is odd, the middle one is in neither half.
 
-    rounds: time, or ratio, of each round
+    rounds: time, or ratio, of each round; two or more, so that each half has a round
     """
     logarithms = statistics.log_values(rounds)
     half = len(rounds) // 2

@@ -197,6 +197,7 @@ def conditions(row: Row) -> dict[str, object]:
         if setting.label
     }
     result["shape file"] = digest and f"sha256 {digest[:12]}"
+    # The names of CPUs are compared by `machines.apart`, see `differences`.
     result["device name"] = row.device_name if row.device != "cpu" else None
     if row.environment.mkl_as_intel is not None:
         result["MKL"] = "as on Intel" if row.environment.mkl_as_intel else "as it is"

@@ -74,6 +74,7 @@ class Metric(NamedTuple):
         if not self.numeric:
             return str(self.value(row) or "-")
         value = self.scaled(row)
+        # `number` shortens floats, and returns "-" for None.
         return str(value) if isinstance(value, int) else text.number(value)
 
     def cell(self, row: Any) -> Cell:

@@ -203,13 +203,13 @@ class Standing(ratios.Evidence):
     @property
     def may_be_as_fast(self) -> bool:
         """Tell whether noise or other load may explain all of the difference to the baseline."""
-        factor = self.factor or 1.0
+        factor = self.factor or 1.0  # without a ratio, nothing tells that the row is slower
         if self.beside_load:
             return factor < BEYOND_LOAD
         if self.verdict == "slower":
             return False
         if self.low is not None and self._by_interval() != "slower":
-            return True
+            return True  # whatever the factor is: the interval reaches down to the tolerance
         # Without an interval, or with a slower one that is in doubt, only the factor tells.
         return factor < FAR
 

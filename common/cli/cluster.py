@@ -91,8 +91,9 @@ def measured(arguments: Namespace) -> Iterator[Path]:
     device_type = arguments.device.partition(":")[0]
     for answer in _answers(commands, device_type, arguments.ray_address):
         name = settings.words(cells[answer.cell]) or "the run"
-        if answer.folder:
+        if answer.folder:  # a command that failed or was stopped may have measured a part
             yield from unpacked(base64.b64decode(answer.folder), arguments.log_dir)
+        # EXIT_FAILED is of a cell that was measured, with a loss that failed.
         if answer.code not in (EXIT_OK, EXIT_FAILED):
             lost += 1
             say(f"warning: {name}: {plain(answer.message)} ({answer.node})")

@@ -88,6 +88,7 @@ def simulator(implementation: implementations.Implementation, device: str) -> Ma
 def load(script: str, variant: str, device: str) -> tuple[Any, Any]:
     """Load an implementation once; return its adapter and its torch.device.  Raises NotRunnable."""
     where = current(import_torch().device(device))
+    # The sizes of the preset do not matter: each case has its own.
     adapter = implementations.load(script)(settings.resolve({"preset": "quick"}, device), variant)
     adapter.load(where.type)
     return adapter, where

@@ -330,6 +330,7 @@ def environments() -> tuple[str, ...]:
 
 def with_variants() -> list[Implementation]:
     """Return every implementation, each followed by its variants other than BY_UTTERANCE."""
+    # `variants` never has BY_UTTERANCE: `of_variant` makes that of an exact loss of logits.
     rows: list[Implementation] = []
     for implementation in BY_NAME.values():
         rows += [implementation, *map(implementation.of_variant, implementation.variants)]

@@ -94,7 +94,7 @@ class Modules:
             ),
         ]
         self._thread = threading.get_ident()
-        self._note()
+        self._note_owner()
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -181,7 +181,7 @@ class Modules:
         path = self._paths[id(module)]
         self.calls[path] += 1
         self._stack.append(_Running(path, _current_task()))
-        self._note()
+        self._note_owner()
 
     def _leave(self, module: torch.nn.Module) -> None:
         """End the call of a module.  Calls within it that an exception ended are still on the
@@ -190,7 +190,7 @@ class Modules:
         while self._stack:
             if self._stack.pop().path == path:
                 break
-        self._note()
+        self._note_owner()
 
     def _add(self, root: str, module: torch.nn.Module) -> None:
         """Give a path to a module, to all modules below it, and to their parameters.
@@ -204,7 +204,7 @@ class Modules:
                 for parameter in part._parameters.values():
                     self._paths.setdefault(id(parameter), path)
 
-    def _note(self) -> None:
+    def _note_owner(self) -> None:
         """Note which module makes the next nodes of autograd's graph: the innermost that runs.
 
         Each thread numbers its nodes in a sequence of its own.  So a call in another thread than

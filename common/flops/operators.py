@@ -139,7 +139,7 @@ def _embedding_bag(call: Call) -> int:
     weighted = 0 if call["per_sample_weights"] is None else numbers
     reduced = {
         _BAG_SUM: max(numbers - bags.numel(), 0),
-        _BAG_MEAN: numbers,
+        _BAG_MEAN: numbers,  # those of a sum, and a division for each number of `bags`
         _BAG_MAX: 0,
     }
     return weighted + reduced[call["mode"]]

@@ -51,8 +51,11 @@ def _log_probabilities(lengths: Lengths) -> int:
 
 
 def _merged_gradient(lengths: Lengths, V: int) -> int:
-    """Count the gradients of the logits, with the backward of the softmax in them.  They take 2 for
-    each cell, 3 (add, add, exp) for each logit, 3 for each arc, 2 for the last blank."""
+    """Count the gradients of the logits, with the backward of the softmax in them.
+
+    A cell takes 2 for c = alpha + cost - denominator.  A logit takes 3 for exp(logit + c + beta).
+    An arc takes 3 more, to subtract exp(logit + c + the beta that it leads to).  The last blank
+    leads to no beta, so it takes 2 more."""
     return sum((2 + 3 * V) * T * (U + 1) + 3 * _arcs(T, U) + 2 for T, U in lengths)
 
 

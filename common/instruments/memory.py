@@ -116,6 +116,7 @@ def process_peak(step: Step) -> dict[str, int]:
         peak = status_bytes("VmHWM")
     if not cleared or before is None or peak is None:
         return {}
+    # children[0] is from before the step, see `watched`.
     return {"process_bytes": max(peak - before, 0) + max(children) - children[0]}
 
 

@@ -68,6 +68,7 @@ def profile(
         on_cycle(profiler)
         heading = f"cycle {len(tables) + 1} of {settings.schedule['repeat']}"
         averages = profiler.key_averages(group_by_stack_n=STACK_DEPTH if settings.with_stack else 0)
+        # the name of the attribute by which the table is sorted
         key = _cuda_time(averages) if cuda else "self_cpu_time_total"
         tables.append(f"{heading}\n{table(averages, key)}\n")
         # A trace is named by its time in milliseconds: two cycles must not have the same name.

@@ -76,7 +76,7 @@ def measure(
     )
     for number in optional:
         timing.run(number, rounds[number], number in with_limits)
-    if wait:
+    if wait:  # of all rounds, also those that an earlier command measured
         timing.repeat(list(_by_round(jobs).values()), wait)
 
 

@@ -279,6 +279,7 @@ def make_batch(
     decoder_out = uniform(N * (U + 1) * encoder_dim, DECODER, *key).reshape(N, U + 1, encoder_dim)
     targets = symbols((N, U), vocab_size, TARGETS, *key)
     if source is not None:
+        # It replaces all these random numbers but the targets of the padding.
         encoder_out, decoder_out, targets = source.outputs(
             encoder_out, decoder_out, targets, pairs, key
         )

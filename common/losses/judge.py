@@ -100,8 +100,8 @@ class Right:
                 # of the last step.
                 if step is not steps[-1]:
                     gradients = {name: gradients[name] for name in OUTPUTS}
-            by_utterance = factor.expand(len(step.batch.shapes)).tolist()
-            self.cells.append(kind(self.layout, step, leaves, gradients, by_utterance, dtype))
+            utterance_factors = factor.expand(len(step.batch.shapes)).tolist()
+            self.cells.append(kind(self.layout, step, leaves, gradients, utterance_factors, dtype))
         self.lattices: list[list[Lattice]] = []
         self.losses: list[torch.Tensor] = []
 

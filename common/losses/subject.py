@@ -61,9 +61,12 @@ class Context:
     def new_batch(
         self, batch: int, repeat: int = 0, utterances: int | None = None, reverse: bool = False
     ):
-        """Return inputs of a batch in new tensors.  Other arguments: see `make_batch` above.
+        """Return inputs of a batch in new tensors, even if the batch has held inputs.
 
-        reverse: whether the (T, U) of the utterances come in reverse order."""
+        Args:
+            batch, repeat, utterances: as in `Context.make_batch`.
+            reverse: whether the (T, U) of the utterances come in reverse order.
+        """
         from rnnt_bench.losses import inputs
 
         shapes = self.all_batches[batch][:utterances]

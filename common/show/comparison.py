@@ -246,7 +246,7 @@ def _method(changes: Changes) -> str:
         )
     if any(time.paired for time in times):
         ways.append("rounds paired: both sides were measured beside each other")
-    margins = changes[0].margins
+    margins = changes[0].margins  # the same in all changes
     return (
         "time: new / baseline, geometric mean over batches and rounds; "
         f"{'; '.join(ways) or 'no times to compare'}. "

@@ -294,6 +294,7 @@ def environment() -> Any:
     )
     templates.filters.update(
         href=jinja2.pass_context(lambda context, target: href(target, context["base"])),
+        # A browser shows "&#10;" as a line break.
         code=lambda text: Markup(str(escape(text)).replace("\n", "&#10;")),
         wrap=lambda text: escape(plain(text)).replace("_", Markup("_<wbr>")),
     )

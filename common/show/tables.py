@@ -471,7 +471,7 @@ def _group_verdict(group: Group, terminal: Terminal, folders: Sequence[Path]) ->
         if change and not fastest.withheld:
             since, words = change
             answers[since] = [words]
-    if logits and logits.step:
+    if logits and logits.step:  # without times of steps, the fastest is by the loss alone already
         answers["given logits"] = verdict.logits_answer(logits)
     if smallest:
         answers["smallest exact"] = verdict.answer(smallest, verdict.PEAK)

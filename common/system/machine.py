@@ -151,8 +151,8 @@ def _caches(cpus: str) -> Iterator[Cache]:
     for folder in Path("/sys/devices/system/cpu").glob(f"{cpus}/cache/index[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
             level, kind, size, sharing = ((folder / name).read_text().strip() for name in names)
-            count = int(size.rstrip("KMG")) * units.get(size[-1], 1)  # "512K"
-            yield Cache(int(level), kind, count, sharing)
+            size_bytes = int(size.rstrip("KMG")) * units.get(size[-1], 1)  # "512K"
+            yield Cache(int(level), kind, size_bytes, sharing)
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:

@@ -259,7 +259,7 @@ def _events_of_any_layout(unread: _Text) -> Iterator[Sequence[Event]]:
             may_go_on = unread.text[:1] in ("", "{") and not isinstance(error, RecursionError)
             if not may_go_on:
                 raise Broken(f"an event after character {unread.position:,} is not JSON") from None
-            unread.read_more()
+            unread.read_more()  # raises Broken at the end of the file
             continue
         with suppress(msgspec.ValidationError):  # an event of another program may have other types
             events.append(msgspec.convert(value, Event))

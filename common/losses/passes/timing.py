@@ -114,7 +114,8 @@ class OfScope:
         # the batch and the step of the last sample, whose tensors the next sample drops first
         self.latest: tuple[int, LossStep] | None = None
         self.count = 0  # of samples, without those of the warm-up
-        # samples to take before the memory in use is first read
+        # samples to take before the memory in use is first read: each batch once, or more, since
+        # what a loss keeps after its first sample of a size is no leak
         self.settled = max(LEAST_KEPT, len(part.batches))
         self.levels: list[int] = []  # bytes in use before each further sample
 

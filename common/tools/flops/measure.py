@@ -145,6 +145,7 @@ def _model(flags: Mapping[str, Any]) -> torch.nn.Module:
     except (RuntimeError, AssertionError) as error:
         raise errors.UserError(f"--device {flags['device']}: {text.first_line(error)}") from error
     if flags["register"]:
+        # A file in any case: `module` would take a name without .py for that of a module.
         loading.module(str(Path(flags["register"]).with_suffix(".py")))
     model = loading.load(flags["model"], arguments, flags["device"])
     model.train(flags["train"])  # a model's own train() may return nothing

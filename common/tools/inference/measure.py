@@ -59,6 +59,7 @@ def run(job: JobSpec) -> Iterator[Any]:
     calls = Calls(model, waves.to(device))
     yield environment(settings, device)
     with torch.no_grad(), scratch_folder() as scratch:
+        # Until here calls are in float32; the error is that of the dtype's outputs against these.
         output_error = calls.switch_to(position.dtype)
         times = _timed(calls, settings, device)
         folder = Path(scratch)

@@ -412,6 +412,7 @@ def _steps(arguments: argparse.Namespace, vocab_size: int, device: str) -> bucke
 
     Each job gets its loss, tries, rounds and limit in bytes later.  Raises UserError."""
     result = buckets.Steps(
+        # A path of --model is relative to the working directory, not to a configuration.
         model=configuration.python_name(arguments.model, Path()),
         arguments={},
         features=arguments.features,
@@ -425,7 +426,7 @@ def _steps(arguments: argparse.Namespace, vocab_size: int, device: str) -> bucke
     )
     if has_sizes(arguments.model):  # the suite's own model: its sizes win over the flags
         sizes = read_sizes(arguments.model, arguments.arg, "--arg")
-        for loss in filter(None, arguments.losses):
+        for loss in filter(None, arguments.losses):  # "" is the model's own loss
             loss_here(loss, "--losses")  # refuses a loss that does not run in this Python
         config = ICEFALL if arguments.model == ICEFALL else ""
         result.model = TRAINED

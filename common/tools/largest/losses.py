@@ -64,6 +64,7 @@ def outcome(config: Losses, search: Search, kept: Kept) -> Outcome:
     if correct.status != "ok":
         return Outcome(
             search.name,
+            # Where sizes are frames, `low` is the longest T, below which no batch can be made.
             next_size=max(search.low, JUDGED),
             pass_name="correctness",
             status=correct.status,

@@ -96,7 +96,7 @@ def probe(context: subject.Context, request: Request) -> Iterator[Measured]:
         sizes = context.all_batches.describe(batch)
         tried = Try(N=sizes["N"], T=sizes["T_max"], U=sizes["U_max"], limit_bytes=limit.bytes)
         yield Measured(value=as_written(tried))
-        with limit.making():
+        with limit.making():  # a wider limit: whether the inputs can be made is not the question
             step = context.step(scope, batch)
         with limit.enforced():
             step.run()
@@ -115,11 +115,12 @@ def judge(context: subject.Context, request: Request) -> Iterator[Stop]:
     (scope,) = context.settings.scopes
     batch = heaviest(context.all_batches)[0]
     with limit_once_loaded(context, request).making():
+        # Its numbers are those of no probe, so that a loss cannot know the answer from one.
         step = context.step(scope, batch, after_timing.FURTHER_REPEAT)
         loss = float(step.run())
         ranges = getattr(step.prepared, "ranges", None)  # of a pruned loss
         taken = after_timing.Taken(after_timing.FURTHER_REPEAT, loss, ranges)
-        taken.keep(context, scope, step)
+        taken.keep(context, scope, step)  # digests of its inputs, and its gradients as sums
         del step  # the oracle needs its memory
         context.model.zero_grad(set_to_none=True)
     end = Stop(scope=scope, round=context.round)

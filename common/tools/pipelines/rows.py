@@ -380,7 +380,7 @@ def answer(kept: Kept) -> Answer:
 def _total(rows: Sequence[Row], examples: Ended) -> list[str]:
     """Return the mean costs of an utterance as a list of one line; [] where the run time or the
     memory is not known."""
-    total = rows[-1]
+    total = rows[-1]  # of all stages; that of a single stage is the total too
     if total.run_time_s is None or total.memory_bytes is None:
         return []
     busy = text.count(examples.busy, "example")
