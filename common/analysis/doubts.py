@@ -272,8 +272,8 @@ def _about_drift(evidence: Evidence) -> Iterator[Doubt]:
     assert ratio and judged
     # Where each round measures batches of its own, the times of the rounds differ anyway.  So a
     # drift is looked for in the ratio of each round instead.
-    sides = [evidence.by_round] if ratio.has_own_batches else [ratio.baseline, ratio.new]
-    drift = max(map(_drift, sides))
+    series = [evidence.by_round] if ratio.has_own_batches else [ratio.baseline, ratio.new]
+    drift = max(map(_drift, series))  # a difference of logarithms
     if drift >= abs(math.log(judged.ratio)):
         words = (
             f"from its first to its last half one of the runs drifts by {math.expm1(drift):.1%}, as much as the two "

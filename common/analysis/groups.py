@@ -296,7 +296,7 @@ class Sweep:
             f"{settings.flag(key)} {', '.join(map(settings.worded, values))}"
             for key, values in self.grid.items()
         ]
-        # `heading` leaves out settings that are None, so set the varied ones to None
+        # The function `heading` leaves out settings that are None, so set the varied ones to None.
         varied = dict.fromkeys(self.grid)
         shared = [replace(row, configuration={**row.configuration, **varied}) for row in self.rows]
         return text.plain(f"sweep over {' x '.join(axes)}; {heading(shared)}")

@@ -51,9 +51,10 @@ def agrees(exam: Examination) -> Outcome:
 
 
 def of_one_symbol(exam: Examination) -> Outcome:
-    """Judge loss and gradient of a loss whose lattice takes one symbol a frame at most.
+    """Judge loss and gradient on an utterance that has no path if a frame takes one symbol at most.
 
-    Raises NotAsked for a loss on the regular lattice."""
+    Raises NotAsked for a loss on the regular lattice, which always has a path.  All other lattices
+    are asked: the right loss is infinite where the lattice has no path."""
     if exam.adapter.topology == "regular":
         raise NotAsked("its lattice has a path for every utterance")
     return agrees(exam)

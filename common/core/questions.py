@@ -123,7 +123,9 @@ class Question:
 
     @property
     def is_weighted(self) -> bool:
-        """Tell whether `upstream` has a number for each utterance."""
+        """Tell whether `upstream` has a number for each utterance.
+
+        With `in_flight` it has one for each loss instead."""
         return len(self.upstream) > 1 and not self.in_flight
 
     @property

@@ -55,6 +55,7 @@ def _matrices(first: str, second: str, call: Call) -> int:
     first, second: the names of the arguments."""
     right = call[second]
     columns = right.shape[-1] if right.dim() > 1 else 1
+    # Where `right` is empty the product is 0 anyway: its size is asked for the TypeError of `size`.
     return size(call[first]) * columns if size(right) else 0
 
 
@@ -123,6 +124,7 @@ def _distances(call: Call) -> int:
     product that gives the squared distances."""
     x, y = call["x1"], call["x2"]
     vectors = elements(x) // x.shape[-1] + elements(y) // y.shape[-1]
+    # The roots, then D products and D - 1 sums for the square of each vector, then -2 x.
     return elements(call.out) + (2 * x.shape[-1] - 1) * vectors + elements(x)
 
 

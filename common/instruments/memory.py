@@ -225,6 +225,8 @@ class AddressSpace(Limit):
         before = resource.getrlimit(resource.RLIMIT_AS)
         give_back_free_memory()
         cleared = clear_peak()
+        # The new soft limit is within the limits that the process already had; the hard one stays,
+        # since a process cannot raise it again.
         resource.setrlimit(resource.RLIMIT_AS, (min([self.base + size, *self.bounds]), before[1]))
         try:
             yield

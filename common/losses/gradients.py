@@ -264,6 +264,7 @@ class Sketch:
             rows = values.detach().double().reshape(-1, values.size(-1))
             column_signs = self._signs(rows.size(1), f"columns of {name}").to(rows)
             row_signs = self._signs(len(rows), name, *part).to(rows)
+            # (rows, COUNT), summed over the rows: each entry has been multiplied by both its signs.
             sums += (rows @ column_signs * row_signs).sum(0).cpu()  # in place, so in self.sums
             self.squares[name] += float(rows.square().sum())
 

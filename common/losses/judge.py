@@ -153,9 +153,9 @@ class Right:
         In scope "step" `_compare_cells` and `_simple_loss` run backward, so that each leaf's `grad`
         adds up to its right gradient; the leaves are noted when all utterances are through.  Of a
         pruned loss, also add the right simple losses to `losses`."""
-        for number, cells in enumerate(self.cells):
+        for number, cells in enumerate(self.cells):  # of each step
             for n, lattice in enumerate(self.lattices[number]):
-                if cells.gradients:
+                if cells.gradients:  # none of a step without leaves: its loss alone is judged
                     self._compare_cells(cells, n, lattice, into)
                 if self.pruned:
                     self.losses[number][n] += self._simple_loss(self.pruned, cells, n)
@@ -192,7 +192,8 @@ class Right:
     def _simple_loss(self, layout: layouts.Pruned, cells: Cells, n: int) -> float:
         """Return the right simple loss of utterance `n`, which a step adds to the pruned loss.
 
-        If gradients are compared, add the gradient of the simple loss to those of the leaves."""
+        Unless the loss alone is judged (`cells.gradients` is empty), add the gradient of the simple
+        loss to those of the leaves."""
         T, U = cells.batch.shapes[n]
         utterance = cells.batch.utterance(n)
         # These are detached in `utterance`: take the leaves, which get the gradient.

@@ -167,6 +167,7 @@ def partly_frozen(adapter: Adapter) -> Iterator[Question]:
     for count in range(1, len(tensors)):
         for frozen in combinations(tensors, count):
             title = f"no gradient of {' and '.join(frozen)}"
+            # draw 18: no other question has these random numbers
             yield Question(title=title, shapes=RAGGED, draw=18, frozen=frozen)
 
 

@@ -128,7 +128,8 @@ def allowed(
     """
     precision = PRECISIONS[dtype]
     steps = [T + U for T, U in shapes]
-    # Independent rounding errors add up like a random walk: with the root of the steps.
+    # Independent rounding errors, each up to half a unit, add up like a random walk: with the root
+    # of the steps.
     places = max(places, math.sqrt(max(steps)) / 2)
     largest = min(max(largest, TINY), 1.0)
     right = loss if right is None else right
@@ -141,12 +142,15 @@ def allowed(
     # Each cell of an utterance may be left out, and with it a posterior up to `negligible`.
     neglected = negligible * max(T * (U + 1) for T, U in shapes)
     gradient_error = posterior_error / largest + entry_error + neglected
+    # 2: an entry is the posterior of a cell times a probability, less the derivative of an arc.
+    # Both terms have the error of a posterior, and over a cell's V each adds up to its posterior.
     sums = precision.sums + 2 * posterior_error + neglected
     return Allowed(
         loss=precision.error + loss_error,
         gradient=precision.error + gradient_error,
         slope=precision.slope + gradient_error,
         sums=sums,
+        # The sum that a row is compared with may be as small as FLOOR of the mean.
         rows=sums + ENTRIES_A_ROW * entry_error / FLOOR,
         length=precision.length + gradient_error,
         precise_loss=precision.error,

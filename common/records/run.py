@@ -248,6 +248,7 @@ def _change(head: schema.FirstLine, now: schema.FirstLine) -> str:
     for key in head.machine.__struct_fields__:
         before = getattr(head.machine, key)
         after = getattr(now.machine, key)
+        # None: the suite that began the run did not record it, or could not read it.
         # memory_bytes: another kernel may count the memory differently.  python: the command's own,
         # which measures nothing.
         if before not in (None, after) and key not in ("memory_bytes", "python"):

@@ -387,7 +387,8 @@ class Child:
             with suppress(ProcessLookupError):
                 # The server leads a session of its own too.
                 os.killpg(self.pid or self.server.process.pid, signal.SIGKILL)
-            # A server that was stopped (SIGSTOP) cannot tell that the child has ended.
+            # `alive` waits so many seconds for the end.  A server that was stopped (SIGSTOP) cannot
+            # tell that the child has ended.
             if self.alive(LAST_SECONDS):
                 self.server.process.kill()
                 self.alive(LAST_SECONDS)  # sets `ended` to the server's own return code

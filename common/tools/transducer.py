@@ -192,6 +192,8 @@ class Criterion(nn.Module):
         symbols of each frame."""
         prepared.ranges = self.adapter.ranges(arcs, prepared)
 
+        # A function, which the Part `joiner` calls, so that hooks see the joiner run.  It gets
+        # outputs that are pruned already, so their sum has the shape of the cells.
         def join(encoder_out: torch.Tensor, decoder_out: torch.Tensor) -> torch.Tensor:
             return self.joiner.layers(encoder_out + decoder_out)
 

@@ -184,6 +184,7 @@ def _is_cut_off(trace: reader.Trace, before: reader.Trace | None) -> bool:
     if last.duration * FEW >= median([step.duration for step in usual]):
         return False
     operators = fmean([trace_of_usual.operators_in(step) for step in usual])
+    # 1/FEW of fewer than FEW operators is less than one operator: that tells nothing.
     return operators >= FEW and trace.operators_in(last) * FEW < operators
 
 

@@ -92,7 +92,9 @@ def seed_of(context) -> int:
     It is the same for all losses of a round: the first job that needs it draws it."""
     if context.seed is None:
         key = ("seed", context.round)
-        context.seed = int(remembered(context.shared, key, {}, draw_seed)["seed"][0])
+        context.seed = int(
+            remembered(context.shared, key, tensors={}, compute=draw_seed)["seed"][0]
+        )
     return context.seed
 
 
@@ -205,7 +207,7 @@ def judge_gradient(
     scale: the largest factor that a loss is multiplied by; `rounding.allowed` takes a gradient
         without this factor.
     """
-    # No entry is larger than the length of its gradient.
+    # No entry is larger than the length of its gradient, the first number of each of `leaves`.
     largest = max(length for length, *_ in rights.leaves.values()) / scale
     allowed = rights.allowed(context, shapes, largest=largest).length
     errors = sketch.errors(rights.leaves)
@@ -228,9 +230,9 @@ class Judgement(NamedTuple):
 def check(context, scope: str, taken: Mapping[int, Taken]) -> Judgement:
     """Judge the last timed step of each batch.
 
-    If all repeats had the same numbers (`context.held`), judge one more step, unless the loss loops
-    in Python.  Return the largest errors of these steps, and what is wrong with the first wrong
-    one.
+    If all repeats had the same numbers (`context.held`), a loss that keeps its first result would
+    be right so far: judge one more step on other numbers, unless the loss loops in Python.  Return
+    the largest errors of these steps, and what is wrong with the first wrong one.
 
     taken: number of a batch -> its last timed step."""
     every = [judge_step(context, scope, batch, step) for batch, step in taken.items()]

@@ -133,7 +133,7 @@ def check(
     # An utterance alone tells the author of the loss more than a batch.
     failures.sort(key=lambda failure: len(failure.question.shapes) > 1)
     return Checked(
-        max(losses),
+        max(losses),  # that of the largest value, with the limit of its own question
         max(gradients),
         max(slopes),
         failures[0] if failures else None,
@@ -238,7 +238,7 @@ def check_at_size(
     for answer in answers:
         limits = answer.allowed(adapter, dtype, places)
         if right_in_float64_only:
-            limits = limits.imprecise()
+            limits = limits.imprecise()  # rounding.IMPRECISE times as wide
         tolerances.append(limits)
         judged += judge(answer, limits)
         above = failing(answer, limits)
@@ -248,7 +248,7 @@ def check_at_size(
     judged.sort(key=lambda line: finite(line.error))
     shapes = answers[0].shapes
     N, T, U = inputs.padded_sizes(shapes)
-    posteriors = [adapter.lattice.posterior(lattice.derivatives) for lattice in answers[0].lattices]
+    posteriors = [adapter.lattice.posterior(solved.derivatives) for solved in answers[0].lattices]
     reference_error = None
     if dtype == "float32":
         reference_error = max(answers[0].float32_error(adapter.lattice), LEAST_ROUNDING)

@@ -310,7 +310,10 @@ def _rows(config: Buckets, state: Progress) -> list[Row]:
 
 
 def answer(kept: Kept) -> Answer:
-    """Return the answer of a run: a table with a row for each bucket, the losses side by side."""
+    """Return the answer of a run: a table with a row for each bucket, the losses side by side.
+
+    Lines above it tell what each further loss gains over the first.  A loss that has a size for
+    every bucket also gets its max_duration and the text to paste into other tools."""
     config = schema.typed(kept.header.config, Buckets)
     result = Answer(kept.header.name)
     losses = [progress(config, kept, loss) for loss in config.losses]
@@ -319,7 +322,7 @@ def answer(kept: Kept) -> Answer:
     result.total = [_gain(first, rows) for rows in others]
     result.tables = [_table(config, losses, rows_of_losses)]
     for state, rows in zip(losses, rows_of_losses):
-        _add_ends(result, state, rows)
+        _add_ends(result, state, rows)  # rows, statuses, failures, and sizes that were reduced
     for rows in rows_of_losses:
         if all(row.N for row in rows):
             result.lines.append(_max_duration(rows, config.seconds))
@@ -327,9 +330,9 @@ def answer(kept: Kept) -> Answer:
                 result.forms[name] = result.forms.get(name, "") + lines
     beyond = sum(bucket.beyond for bucket in config.buckets)
     if beyond:
-        total = sum(bucket.count for bucket in config.buckets)
+        utterances = sum(bucket.count for bucket in config.buckets)
         result.lines.append(
-            f"leave out utterances of more tokens than their bucket's U: {beyond:,} of {total:,}"
+            f"leave out utterances of more tokens than their bucket's U: {beyond:,} of {utterances:,}"
         )
     margin = f"of which {config.margin:.0%} stayed free in the search"
     result.lines += [f"limit: {config.limit}, {margin}", *kept.machine, *config.words]

@@ -66,7 +66,7 @@ def limit_of(request: Request, device: torch.device) -> Limit:
     this when all that a step needs is loaded."""
     if device.type == "cuda":
         return Device(request.memory_limit, device)
-    return AddressSpace(request.limit_bytes or 0)
+    return AddressSpace(request.limit_bytes or 0)  # never 0: on a CPU each request has a limit
 
 
 def limit_once_loaded(context: subject.Context, request: Request) -> Limit:
