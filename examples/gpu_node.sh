@@ -46,14 +46,12 @@ gpu)
     device=cuda full=() batch=(--batch-size 30 --num-batches 20 --rounds 3) frames=(--sort-utterance true --max-frames 10000)
     first=torchaudio,reference,fused cases=() largest=(--memory-limit 60GB) vocabularies=500,1000,2000,4096
     profile=(--sort-utterance true --max-frames 30000) inference=() tests='on_the_gpu or side_stream or captured'
-    extensions=(warp_rnnt optimized_transducer fast_rnnt)
     ;;
 cpu)
     device=cpu full=(--preset quick --num-batches 1) batch=(--batch-size 2 --rounds 1 --max-seconds 0.2)
     frames=(--sort-utterance true --max-frames 500 --rounds 1 --max-seconds 0.2) first=torchaudio,fused
     cases=(--cases many-targets) largest=(--preset quick --memory-limit 200MB --largest-cap 4) vocabularies=10,20
     profile=(--preset quick) inference=(--preset quick) tests='half_precision'
-    extensions=(optimized_transducer fast_rnnt)
     ;;
 *) usage ;;
 esac
@@ -101,7 +99,7 @@ step first 180 "${bench[@]}" "${exact[@]}" --passes correctness --log-dir "$fold
 step fused-tests 180 "$python" -m pytest -q tests/test_fused_triton.py -k "$tests"
 # 2. Rows that are compiled, and beside that the corner cases of those that need no build; then those of all.
 builds() {
-    for extension in "${extensions[@]}"; do
+    for extension in warp_rnnt optimized_transducer fast_rnnt; do
         step "$extension" 240 "$python" -m rnnt_bench.setup.extensions "$extension" --device "$device"
     done
 }
