@@ -36,6 +36,7 @@ class Log:
 
     def __init__(self, all_rows: Sequence[Row]) -> None:
         self.all_rows = all_rows
+        # Only a cell of a sweep has `values`: those of the settings that the sweep varies.
         self.rows = [row for row in all_rows if not row.header.values]
         self.swept = [row for row in all_rows if row.header.values]
         look_of = style.looks_of({row.name: row.kind for row in all_rows})

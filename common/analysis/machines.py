@@ -82,6 +82,7 @@ def apart(row: Row, other: Row) -> list[str]:
     Stricter than `differences`: if the records of a row know the name of its processor alone, the
     rows are also apart where one of them has no rates to compare."""
     different = differences(row, other)
+    # Rows of one run, and rows without the name of a CPU, have no difference: this returns [].
     if different or not _can_compare(row, other):
         return different
     if is_known(row.header.machine) and is_known(other.header.machine):

@@ -180,6 +180,7 @@ def _profiled(line: schema.Trace | None, folder: Path) -> windows.Profiled:
     line: the record of the trace pass; None where the pass did not end or the record is not known
     """
     if line:
+        # The record names .json files, which may have been packed as .gz since.
         files = [reader.perhaps_packed(folder / Path(name).name) for name in line.files]
     else:
         files = reader.trace_files(folder)

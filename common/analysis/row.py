@@ -312,6 +312,7 @@ class Row:
     @property
     def totals(self) -> Totals | None:
         """Return the totals of the shape file; None where they are not known."""
+        # All jobs of a run read one shape file, so the first record that has them will do.
         totals = (line.shape_file_totals for line in self.environments)
         return next(filter(None, totals), None)
 

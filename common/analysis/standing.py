@@ -400,6 +400,7 @@ def rank_times(group: Sequence[Row]) -> None:
     set_apart(group)
     for row in group:
         row.against_fastest = row.loss_against_fastest = row.with_fast_products = None
+    # Only rows of the same kind and torch are ranked together.
     for ranked in text.gathered(((row.kind, row.other_torch), row) for row in group).values():
         for standing in standings(ranked, "loss"):
             standing.row.against_fastest = standing.row.loss_against_fastest = standing

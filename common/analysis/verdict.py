@@ -376,6 +376,8 @@ def products_answer(pick: Pick, rows: Sequence[Row]) -> str:
 
     pick: the fastest of `rows`
     """
+    # Rows of another kind or torch are ranked against a fastest row of their own, not against
+    # `pick.row`.
     controlled = [
         row
         for row in _ok(rows)
@@ -392,6 +394,7 @@ def products_answer(pick: Pick, rows: Sequence[Row]) -> str:
     if here.factor > without.factor:
         share = text.number(here.factor / without.factor, 2)
         slowed = f", of which {share}x are torch's slow products on this CPU"
+    # `judged` is the plain ratio here, as `factor` is: no unchanged rows correct this standing.
     span = _span(without.judged, digits=2)
     return (
         f"{name_of(row)}: {text.number(here.factor, 2)}x here{slowed}; "
@@ -558,9 +561,10 @@ def ratio_remark(standing: Standing) -> str:
         return f"{begin}: no batch or round in common"
     batches = text.count(ratio.batches, "batch")
     here = ", in this run" if standing.paired else ""
+    # A ratio `of_file` is extrapolated to all batches of the shape file from those measured.
     over = f"all batches of the file{here}, from {batches}" if ratio.of_file else f"{batches}{here}"
     facts = [f"{begin}: {text.number(ratio.ratio, 3)}x over {over}"]
-    if ratio.low is None:
+    if ratio.low is None:  # a standard error needs two rounds
         facts.append("one round gives no interval")
     else:
         rounds = len(ratio.new)

@@ -367,6 +367,7 @@ def chosen(arguments: Namespace) -> list[str]:
     if set(arguments.skip).issuperset([*arguments.loss, *only]):
         raise UserError("--skip: it leaves nothing of --only")
     if arguments.topology and only == standard():
+        # A template is measured only where it is named.
         only = [row.name for row in with_variants() if not row.template]
     candidates = dict.fromkeys([*arguments.loss, *only])
     names = [name for name in candidates if name not in arguments.skip]

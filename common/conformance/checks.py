@@ -111,7 +111,7 @@ def must_refuse(exam: Examination) -> Outcome:
     _, _, steps = exam.ready()
     try:
         (loss,) = attempt(run_together, steps, factors=[ONE])
-    except Refused as refusal:
+    except Refused as refusal:  # `attempt` turns an error of the loss into this
         return Outcome(PASS, f"refuses: {refusal}")
     return Outcome(DIFFERS, f"answers {listed(loss)}")
 

@@ -38,6 +38,7 @@ class Outcome(Struct, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         for name in ("loss_error", "grad_error"):
             error = getattr(self, name)
+            # The struct is frozen.  `finite` puts UNBOUNDED in place of infinity and NaN.
             force_setattr(self, name, None if error is None else finite(error))
 
 

@@ -706,6 +706,7 @@ def described(values: Values, groups: Sequence[str] = (MEASURED, LENGTHS)) -> li
         for setting in SETTINGS.values()
         if setting.group in groups and setting.default_is_usual
     ]
+    # `heading_text` is "" for a usual value, and for a setting that does not apply.
     return list(filter(None, texts))
 
 

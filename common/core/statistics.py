@@ -52,14 +52,19 @@ def describe(batches: Mapping[Any, Sequence[float]]) -> Summary | None:
     if not medians:
         return None
     center = fmean(medians.values())
-    shares: list[float] = []  # each sample over the median of its batch
+    relative: list[float] = []  # each sample over the median of its batch
     for batch, middle in medians.items():
         if len(batches[batch]) > 1 and middle:
-            shares += [value / middle for value in batches[batch]]
+            relative += [value / middle for value in batches[batch]]
     count = sum(map(len, batches.values()))
-    if not shares:
+    if not relative:
         return Summary(center, n=count)
-    return Summary(center, center * quantile(shares, 0.2), center * quantile(shares, 0.8), count)
+    return Summary(
+        center,
+        p20=center * quantile(relative, 0.2),
+        p80=center * quantile(relative, 0.8),
+        n=count,
+    )
 
 
 #: Intervals of Simpson's rule in `student_t`, and most steps of Newton's method there.

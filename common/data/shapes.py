@@ -178,6 +178,8 @@ def feature_frames(T: Any, factor: int) -> Any:
     """Return the fewest feature frames of which `subsampled` makes T encoder frames.
 
     T: an int or an integer array."""
+    # A convolution of `subsampled` makes x frames of 2 x + 1, that of stride 3 of 3 x + 2.  One
+    # after the other they add up to this for each factor.
     return factor * T + factor - 1
 
 

@@ -364,7 +364,7 @@ class FlopCounter:
         rule = rules.find(operator)
         if rule is None:
             self._missing(call.name, path, "no rule")
-            rule = rules.nothing  # its calls are counted
+            rule = rules.nothing  # so `_add` counts its calls, which it does not for the rule None
         # A module that computes in numpy only detaches its weights: that does not count as use.
         if call.name != "aten::detach":
             for value in (*args, *kwargs.values()):
@@ -373,8 +373,11 @@ class FlopCounter:
         self._add(path, phase, call, rule)
 
     def _count_functions(self, path: str, phase: str) -> None:
-        """Count the custom functions that began since the last operator, and keep all that run now
-        in `_running`.
+        """Count the custom functions that began since the last operator, and keep the frames of all
+        that run now in `_running`.
+
+        A function is seen only through the operators that it calls.  Each of them finds it on the
+        stack, so a frame that is in `_running` has been counted.
 
         A function without a rule is reported, unless it is one of torch: these only call operators,
         which are counted."""

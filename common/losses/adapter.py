@@ -239,7 +239,8 @@ class Adapter:
     def loss(self, logits: torch.Tensor, prepared: SimpleNamespace) -> torch.Tensor:
         """Return the reduced loss of logits in the adapter's layout.  Timed.
 
-        The package may write over the logits."""
+        The package may write over the logits.  For one that takes log-probabilities, making them
+        counts as a part of its loss."""
         scores = self.lattice.log_probs(logits, self.blank) if self.log_probs else logits
         return self.loss_of({"logits": scores}, prepared)
 
@@ -386,5 +387,6 @@ class OfFunction(Adapter):
 
     def loss_of(self, tensors: Mapping[str, Any], prepared: SimpleNamespace) -> Any:
         losses = self.call(tensors, prepared)
-        # The user's function may return no tensor at all: `step.checked_sum` says so.
+        # A function that ignores `reduction` returns the losses (N,), which are summed here, unless
+        # each is asked for.  It may return no tensor at all: `step.checked_sum` says so.
         return losses.sum() if getattr(losses, "ndim", 0) and self.reduction != "none" else losses

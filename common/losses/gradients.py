@@ -155,8 +155,8 @@ class Errors:
         self.sums[over] = max(self.sums[over], largest(errors / scales.clamp(min=least)))
 
     def note_leaf(self, name: str, computed: torch.Tensor | None, right: torch.Tensor) -> None:
-        """Note the gradient of a whole leaf; unless it is a vector, also the sums of its errors
-        over each row.
+        """Note the gradient of a whole leaf; unless it is a vector, also the sums of the magnitudes
+        of its errors over each row.
 
         computed: as in `Leaf.add`."""
         error = self.leaves[name].add(computed, right)

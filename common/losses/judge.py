@@ -171,8 +171,8 @@ class Right:
         In scope "step" note nothing: run backward from the right gradients of the logits.  This
         adds to the right gradients of the leaves."""
         device = cells.batch.targets.device
-        # (T, U+2, P): a column of zeros is added for the cells of a pruned range beyond the last
-        # target.
+        # (T, U+2, P): the derivatives of the log-likelihood by the parts.  A column of zeros is
+        # added for the cells of a pruned range beyond the last target.
         by_u = torch.nn.functional.pad(lattice.derivatives, (0, 0, 0, 1)).to(device)
         for frames in cells.frames(n):
             by_cell = by_u[frames.begin : frames.end].take_along_dim(frames.u.unsqueeze(2), 1)

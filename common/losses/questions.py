@@ -294,7 +294,9 @@ def ready(
         scale_weights(question, model, batches[0])
         set_up_leaves(adjusted, question, model, batches)
         steps = [prepare(adjusted, model, batch, scope) for batch in batches]
-    for step in steps:  # fill the padding of the logits too, and of the leaves of sines
+    # `set_up_leaves` has filled only the padding of what the joiner takes.  This fills that of the
+    # logits, which `prepare` makes, and that of the leaves of sines.
+    for step in steps:
         fill_padding(adjusted, question, step.batch, step.leaves)
     return adjusted, model, steps
 

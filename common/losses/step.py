@@ -80,6 +80,7 @@ class LossStep:
         Raises TypeError for a gradient of a subclass of torch.Tensor, which may put off its work
         until it is read.
         """
+        # `differentiate` fills `computed` in scope "loss", and the leaves' `grad` in scope "step".
         gradients = self.computed or {name: leaf.grad for name, leaf in self.leaves.items()}
         for name, gradient in gradients.items():
             if gradient is not None and type(gradient) is not torch.Tensor:

@@ -170,7 +170,8 @@ class Constrained(Topology):
 
     def arcs(self, parts, lengths=None):
         blank, label = parts.unbind(-1)
-        next_blank = pad(blank[..., 1:], (0, 1), value=-math.inf)  # the blank of cell (t, u+1)
+        # The blank after the target is that of cell (t, u+1).  The last u has no target, so -inf.
+        next_blank = pad(blank[..., 1:], (0, 1), value=-math.inf)
         return [Arc(1, 0, blank), Arc(1, 1, label + next_blank)]
 
 

@@ -363,9 +363,10 @@ def _moved(moved: ratios.Control, first: standing.Standing) -> str:
     """Return in words how many times as long the unchanged rows took in the new run, and whether
     the machine was slower or faster by that.  If both runs have the machine's rates, add these.
 
-    moved: the control of the unchanged rows; first: the standing of one of them, for the rates and
-    the tolerance."""
+    moved: the control, with the number of unchanged rows as its `rows`; first: the standing of one
+    of these rows, for the rates and the tolerance."""
     ratio, low, high = moved.slowdown()
+    # First the interval of their mean ratio, then the range of the ratios of the single rows.
     spread = f"{low:.2f} to {high:.2f}; each {moved.least:.2f} to {moved.most:.2f}"
     words = f"{moved.rows} rows that did not change took {ratio:.2f} times the time ({spread})"
     verdict = statistics.verdict(low, high, first.margins.tolerance)

@@ -351,7 +351,7 @@ class ForeignLoad:
         start, end = self.start, self._look()
         short_ns = SHORTEST_WINDOW_NS - (end.ns - start.ns)
         if short_ns > 0:
-            if self.start_before:
+            if self.start_before:  # join: the window keeps the earlier start
                 start = self.start_before
             else:
                 time.sleep(short_ns / 1e9)

@@ -331,8 +331,9 @@ class Child:
         deadline = time.monotonic() + seconds
         while self.ended is None:
             answer = self.server.answer(max(deadline - time.monotonic(), 0))
-            if not answer:
+            if not answer:  # none came in time
                 return True
+            # One answer has the pid, and a later one the return code.
             self.pid = answer.get("pid", self.pid)
             self.ended = answer.get("returncode")
         return False

@@ -62,6 +62,7 @@ def parsed(text: str, where: str) -> Any:
             return super().construct_mapping(node, deep)
 
         def construct_yaml_int(self, node: Any) -> Any:
+            # From some thousand digits on, int() raises a ValueError.
             if len(node.value) > LONGEST_NUMBER:
                 raise yaml.YAMLError(f"a whole number of {len(node.value)} digits{node.start_mark}")
             return super().construct_yaml_int(node)

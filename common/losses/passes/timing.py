@@ -172,7 +172,7 @@ class OfScope:
         gc.collect()
         levels = [*self.levels, in_use(self.context.device)]
         added = [after - before for before, after in zip(levels, levels[1:])]
-        if len(added) < LEAST_KEPT or not levels[0]:
+        if len(added) < LEAST_KEPT or not levels[0]:  # 0: the system does not tell
             return None
         mean = (levels[-1] - levels[0]) // len(added)
         return max(min(mean, median_low(added)), 0)
