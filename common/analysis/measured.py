@@ -65,6 +65,7 @@ def _configuration(row: Row) -> Configuration:
     result["device_name"] = row.device_name
     result["processor"] = (machines.processor(header.machine) or None) if on_cpu else None
     result["cores"] = header.machine.cores if on_cpu else None
+    # On CUDA the other two have no effect, and stay None.
     for key in ("threads", "denormals", "allocator") if on_cpu else ("threads",):
         # What the job found, or else what it was asked for.
         result[key] = getattr(environment, key) or getattr(header.settings, key)

@@ -194,7 +194,7 @@ def smallest(rows: Sequence[Row]) -> Pick | None:
     factors = {row: peaks[row] / peaks[best] for row in others}
     rivals = [row for row, factor in factors.items() if factor <= 1 + MEMORY_MARGIN]
     second = others[0]
-    standing = stand(second, best, "step")
+    standing = stand(second, best, "step")  # its factor is the time of `second` over that of `best`
     next_time = None if standing.beside_load else standing.factor
     return Pick(best, rivals, next=second, factor=factors[second], next_time=next_time)
 

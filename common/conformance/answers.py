@@ -153,7 +153,9 @@ class Examination:
         return questions.ready(self.adapter, self.question, self.device, self.scope)
 
     def answer(self, run: Run = run_together, factors: Factors = ()) -> Answer:
-        """Return the answer in the first scope of the loss.  Raises what `attempt` raises.
+        """Return the answer in the first scope of the loss, which is `self.scope`.
+
+        Raises what `attempt` raises: Refused where the loss fails, NotAsked without enough memory.
 
         Args:
             run: runs the steps, and returns their losses.

@@ -248,7 +248,8 @@ def _finding(case: Question, result: str, brief: bool) -> str:
 
     brief: as in `findings`."""
     words = meaning(case, result)
-    if not words or (brief and words != WRONG):  # WRONG alone does not tell the case
+    # A meaning of the case's own tells the case.  WRONG does not: many cases have it.
+    if not words or (brief and words != WRONG):
         return words
     if result in (CRASHES, TIMEOUT):
         return case.title  # the heading says the rest

@@ -110,7 +110,9 @@ add(
 
 def _per_sum(tensor: Any) -> int:
     """Return the FLOPs of a sum of two numbers of this tensor: 2 if they are complex, 1 if they are
-    real, 0 if they are integers or the tensor is empty.  That is what `elements` counts a number."""
+    real, 0 if they are integers or the tensor is empty.
+
+    `elements` counts each number so, which makes its quotient by the size the FLOPs of one sum."""
     return elements(tensor) // max(size(tensor), 1)
 
 

@@ -151,6 +151,7 @@ def _sizes(fused: Any) -> list[_Size]:
     begin, end = fused.band.unbind(-1)  # the first and last frame of each state, 0 to U
     # A target leads to the next state in the same frame: the windows of both states must have it.
     targets = (end[:, :-1] - begin[:, 1:] + 1).clamp(min=0).sum(1)
+    # Blanks lead from frame to frame within a state: they are one fewer than its frames.
     arcs = (end - begin).clamp(min=0).sum(1) + targets
     return list(map(_Size, fused.cells().tolist(), arcs.tolist(), targets.tolist()))
 

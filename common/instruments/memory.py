@@ -187,8 +187,9 @@ class Limit:
         return self.within(self.bytes)
 
     def making(self) -> AbstractContextManager[None]:
-        """Limit the block, which makes the inputs of a step, to MAKING times `bytes`: to at most
-        `available`, and in any case to at least `bytes`."""
+        """Limit the block, which makes the inputs of a step, to MAKING times `bytes`, since making
+        them may take more memory than the step.  The limit is at most `available`, but in any case
+        at least `bytes`."""
         return self.within(max(self.bytes, min(MAKING * self.bytes, self.available)))
 
 
@@ -246,7 +247,7 @@ class Device(Limit):
 
     def __init__(self, text: str | None, device: torch.device):
         self.device = device
-        free, total = self._give_back_unused()
+        free, total = self._give_back_unused()  # bytes of the device, free after giving back
         # Bytes of the tensors that are there already: no peak counts them.
         self.allocated = torch.cuda.memory_allocated(device)
         wanted = free if text is None else bytes_of(text, total)

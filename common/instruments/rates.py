@@ -136,6 +136,7 @@ def products_of_loop(
     loaded = ctypes.CDLL(library)
     loaded.multiply.restype = None
     loaded.multiply.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3]
+    # `multiply` takes only sizes that are multiples of both sides of its blocks.
     block = math.lcm(loaded.rows_of_block(), loaded.columns_of_block())
     size = math.ceil(LOOP_SIZE / block) * block
     passes = LOOP_PASSES if threads > 1 else LOOP_PASSES_OF_ONE
@@ -145,6 +146,7 @@ def products_of_loop(
     ]
 
     def multiply(matrices: torch.Tensor) -> None:
+        # Each pass adds the product of the first two matrices to the third.
         left, right, product = (matrix.data_ptr() for matrix in matrices)
         for _ in range(passes):
             loaded.multiply(size, left, right, product)

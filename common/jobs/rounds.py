@@ -290,6 +290,7 @@ class Rounds:
 
     def _can_repeat(self, job: Job) -> bool:
         """Return whether a timing job ended well, and no later job of its loss failed."""
+        # It is in `loaded` only if it ended well, whether beside load (True) or not (False).
         ended_well = (job.implementation, job.round) in self.loaded
         return ended_well and not self.session.run_of[job.implementation].failed
 

@@ -200,7 +200,7 @@ def tools(source: SourcePackage, device: str) -> tuple[dict[str, str], str]:
         architectures = os.environ.get("TORCH_CUDA_ARCH_LIST") or _architectures() or ARCHITECTURES
         variables.update(CUDA_HOME=str(home), TORCH_CUDA_ARCH_LIST=architectures)
         conditions += [release, architectures]
-    conditions.append(compiler)
+    conditions.append(compiler)  # its name too: two compilers may tell the same version
     return variables, hashlib.sha256("\n".join(conditions).encode()).hexdigest()[:12]
 
 

@@ -100,7 +100,8 @@ def controls(
 def _can_run(row: Implementation, python: Path | None, device: str) -> bool:
     """Tell whether there is a Python for a loss, with its package if the suite builds that.
 
-    Such a package is compiled for the Python, unless it is compiled already."""
+    `_compile` compiles such a package for the Python, unless it is compiled already, and returns
+    whether the package is there then."""
     return python is not None and (not row.built or _compile(row.package, python, device))
 
 

@@ -73,6 +73,7 @@ def _logits_card(
     best = verdict.with_judgement(logits.best, folders)
     if best:
         lines += [_line("Memory", verdict.memory_answer(best.row, smallest)), _cautions(best)]
+    # Where no best is clear, the card is of the step's pick; without times of steps, of the loss's.
     return _card("If you need logits", best or logits.step or logits.loss, lines)
 
 

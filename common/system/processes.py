@@ -531,8 +531,8 @@ def main(module: str, *packages: str) -> None:
         child = fork(call, json.loads(line), answers)
         print(json.dumps({"pid": child}), file=answers, flush=True)
         _, status = os.waitpid(child, 0)
-        with suppress(OSError):
-            os.killpg(child, signal.SIGKILL)
+        with suppress(OSError):  # none of its processes is left
+            os.killpg(child, signal.SIGKILL)  # what the fork started and has left running
         code = os.waitstatus_to_exitcode(status)
         print(json.dumps({"returncode": code}), file=answers, flush=True)
 

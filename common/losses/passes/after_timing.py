@@ -328,6 +328,7 @@ def ask_hard(context, question: Question) -> str:
     # One batch for each loss that the question asks for at once, the later ones in reverse order.
     # Half of the batch, but at least two utterances: a single one has the same lengths in reverse.
     utterances = max(2, math.ceil(len(context.all_batches[batch]) / 2))
+    # FURTHER_REPEAT itself has the numbers of the further step, so these repeats begin behind it.
     batches = [
         context.new_batch(batch, FURTHER_REPEAT + 1 + number, utterances, reverse=number > 0)
         for number in range(len(factors))

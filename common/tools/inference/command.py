@@ -123,6 +123,7 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     python = Path(config.pretrained_model.python or here)
     flags = {key: getattr(arguments, key) for key in ("seed", *SAMPLES)}
     device = interpreters.resolve_device(arguments.device, [python])
+    # "system" since a task gets no variables of the allocator (job.Task.variables).
     resolved = settings.resolve({"allocator": "system", **flags}, device)
     tasks = planned(config, python)
     return commands.measured(

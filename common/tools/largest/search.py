@@ -185,7 +185,7 @@ class Search(Struct, frozen=True):
             result.reason = job.reason and f"size {result.next_size}: {job.reason}"
         elif too_large is None:  # even the cap fits
             result.limited_by = "cap"
-        else:
+        else:  # the search has ended, and the job that failed tells why
             job = probes[too_large]
             result.limited_by = LIMITS[job.status]
             if size is None:  # `too_large` is the smallest size

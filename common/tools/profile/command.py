@@ -149,7 +149,7 @@ def main(arguments: argparse.Namespace, executor: session.Executor | None = None
     is_sorted = arguments.sort_utterance
     # The flag that bounds a batch, and the one that does so with the other --sort-utterance.
     key, unused = ("max_frames", "batch_size") if is_sorted else ("batch_size", "max_frames")
-    if getattr(arguments, unused) is not None:
+    if getattr(arguments, unused) is not None:  # given by the user: `set_quick` fills in None later
         flag = f"--{unused.replace('_', '-')} {getattr(arguments, unused)}"
         raise UserError(
             f"{flag}: is of --sort-utterance {str(not is_sorted).lower()}; give that too"

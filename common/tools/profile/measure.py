@@ -120,9 +120,10 @@ class Inputs:
         numbers = shapes.uniform(math.prod(shape), shapes.ENCODER, *key).reshape(shape)
         drawn = shapes.symbols((N, max(tokens)), sizes.vocab_size, shapes.TARGETS, *key)
         targets = torch.from_numpy(drawn).to(device)
+        # In [-1, 1), of numbers in [0, 1).
         self.features = 2 * torch.from_numpy(numbers).to(device, torch.float32) - 1
         self.lengths = torch.tensor(frames, device=device)
-        self.symbols = torch.nn.functional.pad(targets.long(), (1, 0))
+        self.symbols = torch.nn.functional.pad(targets.long(), (1, 0))  # a blank (0) before them
         self.batch = transducer.batch_of(targets, utterances)
         self.description = rows.Batch(
             N=N,
@@ -155,6 +156,7 @@ class Profiling:
         self.labels = self._labels()
         self.optimizer = None
         if choice.optimizer:
+            # The rate is small, so that the weights hardly change; it has no effect on the times.
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
 
     def _inputs(self) -> list[Inputs]:
@@ -393,6 +395,7 @@ class Profiling:
                 chain, phase = place
                 new = rows.Span(chain=list(chain), phase=phase, calls=0, host_ns=[], device_ns=[])
                 span = spans.setdefault(place, new)  # `new` in the first step that has this place
+                # A forward that a checkpoint computes again takes time, but is no further call.
                 span.calls += sum(not reading.is_recomputed for reading in readings)
                 summed = self._summed(readings)
                 span.host_ns.append(summed.host_ns)
