@@ -70,6 +70,8 @@ def not_slower(tmp_path: Path) -> Callable[..., None]:
                 no_verdict(api.last_line(saved))
             shutil.copytree(log / "baselines" / "kept", baseline)
             pytest.skip(f"{baseline} holds the baseline from now on")
+        # --strict gives an undecided comparison an exit code of its own; our `strict` then says
+        # whether the test fails or is skipped.
         compared = api.command(
             "compare", str(baseline), str(log), "--fail-on-slower", f"{percent}%", "--strict"
         )

@@ -142,7 +142,7 @@ def _absent_passes(header: schema.Header, done: Mapping[str, int]) -> dict[str, 
     """Return {name: what is missing} of the passes with fewer jobs than planned, such as {"timing":
     "2 of 5 timing rounds", "memory": "memory"}: of a pass with one job its name.
 
-    done: pass -> number of its jobs that ended
+    done: pass -> number of its jobs that ended, a Counter: 0 for a pass without any
     """
     rounds = settings.rounds_of(header.kind, header.settings.rounds or 1)
     if header.settings.budget:  # --budget may end the timing after this many rounds

@@ -257,10 +257,13 @@ def default_rows(
         is_loop = device_type in implementations.attributes_of(implementation).python_loops
         is_plain = implementation.package == "torch" and device_type == "cpu" and not topology
         is_other_lattice = implementation.kind in implementations.LATTICES and not topology
-        is_slow = implementation.environment != "main" or is_plain
+        is_left_out_if_short = implementation.environment != "main" or is_plain
         is_by_utterance = implementation.kind == implementations.BY_UTTERANCE
         is_left_out = (
-            is_loop or is_other_lattice or (is_short and is_slow) or (is_sweep and is_by_utterance)
+            is_loop
+            or is_other_lattice
+            or (is_short and is_left_out_if_short)
+            or (is_sweep and is_by_utterance)
         )
         if not is_left_out:
             kept.append(name)

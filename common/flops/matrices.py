@@ -202,7 +202,7 @@ def _attention(call: Call, *, backward: bool) -> Count:
     query_rows = size(query) // query.shape[-1]
     key_rows = query_rows // query.shape[-2] * key.shape[-2]  # as if no heads shared keys
     scores = query_rows * key.shape[-2]
-    features = key.shape[-1] + value.shape[-1]
+    features = key.shape[-1] + value.shape[-1]  # D + Dv: one product sums over D, one makes Dv
     others = size(query) + key_rows * key.shape[-1]
     if call["dropout_p"]:
         others += 2 * scores

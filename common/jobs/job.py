@@ -248,6 +248,7 @@ def plan(names: Sequence[str], settings: Settings, controls: Collection[str] = (
     if "memory" in settings.passes:
         jobs += [job(name, "memory") for name in without_controls]
     if "trace" in settings.passes:
+        # A loss by utterance is measured for its memory (see `rounds_of`), so it gets no trace.
         jobs += [job(name, "trace") for name in without_controls if find(name).kind != BY_UTTERANCE]
     return jobs
 

@@ -220,7 +220,9 @@ class Rounds:
             progress.skip(LIMITS)
             return
         name = max(usual, key=lambda name: interpreters.torch_version(pythons[name]))
-        job = Job(name, "limits", number, subject="device", request=_library(session.settings))
+        job = Job(
+            name, "limits", number, subject="device", request=_product_request(session.settings)
+        )
         progress.start(job.name)
         lines = session.execute(job)
         end = lines[-1]
@@ -301,15 +303,15 @@ def products(
     """Measure how fast torch multiplies matrices on one thread: first without FAST_MKL, then with
     it.  Return a ``limits`` record of each; the first also has the suite's own matrix product.
 
-    A process that fails leaves no record.  If the suite's own product is missing (see `_library`),
-    nothing is measured, and [] is returned.  Raises Interrupted.
+    A process that fails leaves no record.  If the suite's own product is missing (see
+    `_product_request`), nothing is measured, and [] is returned.  Raises Interrupted.
 
     Args:
         name, python: an implementation, and a Python that has it
         folder: --log-dir
         timeout: seconds for each process
     """
-    own_product = _library(settings)
+    own_product = _product_request(settings)
     if "library" not in own_product:
         return []
     with_fast_mkl = find(name).under(FAST_MKL).name
@@ -323,7 +325,7 @@ def products(
     return limits
 
 
-def _library(settings: Settings) -> dict[str, str]:
+def _product_request(settings: Settings) -> dict[str, str]:
     """Return the part of a limits job's request about the suite's own matrix product.
 
     The job times this product beside torch's.  The part is {"library": path}, or {"no_library":

@@ -104,7 +104,9 @@ class Executor:
             if server not in servers:
                 servers.append(server)
         if len(servers) > 1:
-            start_servers(servers, WORKER, ROOT, jobs[0].round, IMPORTS_OF_A_ROUND)
+            start_servers(
+                servers, WORKER, ROOT, generation=jobs[0].round, imports=IMPORTS_OF_A_ROUND
+            )
 
     def execute(
         self,

@@ -171,7 +171,8 @@ class Errors:
         error = self.leaves["given"].add(part.computed, part.right, part.describe)
         if part.computed is None:
             return
-        # (2, frames, cells): the errors of each cell, and its posterior, their scale.
+        # `error` is (frames, cells, V).  `sums` is (2, frames, cells): the errors of each cell, and
+        # its posterior, their scale.
         posterior = self.adapter.lattice.posterior(part.derivatives)
         sums = torch.stack([error.sum(2), posterior])
         self.note_sums("frame", *sums.sum(2))

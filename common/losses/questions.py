@@ -361,9 +361,11 @@ def relabel(question: Question, batch: Batch) -> None:
 
     Targets equal to the question's blank become 0.  Columns of targets are added, as many as
     `slack` says.  The question's `entry` overwrites numbers of the targets or the lengths."""
+    # The targets are drawn from [1, V), for the blank 0.  Under another blank 0 is a target.
     if question.blank:
         batch.targets.masked_fill_(batch.targets == question.blank, 0)
     not_blank = 0 if question.blank else 1
+    # The second number of `slack` is of targets; `of_sines` adds both to its leaves.
     batch.targets = torch.nn.functional.pad(batch.targets, (0, question.slack[1]), value=not_blank)
     if question.entry:
         name, index, value = question.entry

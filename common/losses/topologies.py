@@ -258,6 +258,7 @@ class Windowed(Topology):
         self, T: int, U1: int, T_lengths: torch.Tensor, U_lengths: torch.Tensor
     ) -> torch.Tensor:
         """Return whether each cell (..., T, U+1) has a next target that may not be emitted there."""
+        # (..., 1, U+1) each, beside the frames t (T, 1).
         first, last = self.windows(T_lengths, U_lengths, U1).unsqueeze(-3).unbind(-1)
         t = torch.arange(T, device=first.device).unsqueeze(-1)
         has_target = torch.arange(U1, device=first.device) < U_lengths[..., None, None]

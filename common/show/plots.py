@@ -213,7 +213,7 @@ def time_and_memory(rows: Rows) -> Figure | None:
     drawn = positions(rows)
     if len(drawn) < 2:
         return None
-    across = style.span(_ends(position.time for position in drawn))
+    across = style.span(_medians_and_percentiles(position.time for position in drawn))
     up = style.span([position.mb for position in drawn])
     best = front(drawn)
     data, sentences = [], []
@@ -270,7 +270,7 @@ def _position_cells(position: Position, on_front: bool) -> dict[str, Cell]:
     }
 
 
-def _ends(summaries: Iterable[statistics.Summary]) -> list[float]:
+def _medians_and_percentiles(summaries: Iterable[statistics.Summary]) -> list[float]:
     """Return the medians and percentiles that an axis has to span: all but None and 0."""
     return [
         end for summary in summaries for end in (summary.p20, summary.median, summary.p80) if end
@@ -439,7 +439,7 @@ def _axes(values: Sequence[Any], flag: str, unit: str, points: Sequence[Point]) 
     ticks = {"tickvals": values, "ticktext": words}
     if min(values) <= 0 or max(values) / min(values) < LOGARITHMIC_FROM:
         return {"xaxis": style.axis(flag, **ticks), "yaxis": style.axis(unit)}
-    span = style.logarithmic(_ends(point.measured for point in points))
+    span = style.logarithmic(_medians_and_percentiles(point.measured for point in points))
     return {"xaxis": style.axis(flag, type="log", **ticks), "yaxis": style.axis_of(unit, span)}
 
 
@@ -508,6 +508,7 @@ def _lane(row: Row) -> Lane | None:
     the samples agree more.
     """
     samples = row.lines_of(Sample)
+    # in seconds, on a clock that runs during all samples: warm-ups and other scopes too
     ends = accumulate(sample.ms / 1e3 for sample in samples)
     timed = [
         (sample, end)
@@ -580,6 +581,7 @@ def _lane_lines(lane: Lane, index: int) -> list[Plotly]:
     lines = [_segment((0, 1), (-index, -index), opacity=0.6, width=1, dash="solid")]
     for before, after in pairwise(lane.timed):
         if before.sample.round != after.sample.round:
+            # The line is in the middle of what lies between the two: the warm-ups of the new round.
             after_begins_s = after.end_s - after.sample.ms / 1e3
             between = (before.end_s + after_begins_s) / 2 / lane.seconds
             across = (-index - FARTHEST, -index + FARTHEST)

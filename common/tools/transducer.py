@@ -128,8 +128,10 @@ class Criterion(nn.Module):
         self.layout = layouts.of(adapter)
         layers: Joiner = self.layout.model(device, torch.float32)
         self.joiner = Part(layers)
-        self.projections = layers.extra
+        self.projections = layers.extra  # "am" and "lm" of a pruned loss, else none
+        # A function that returns a new context at each call.
         self.without_autocast = partial(torch.autocast, device.type, enabled=False)
+        # The losses have no parameters.  Each has a Part so that the hooks of a label see it.
         if isinstance(self.layout, layouts.Pruned):
             self.rnnt_loss_simple = Part()
             self.rnnt_loss_pruned = Part()

@@ -162,6 +162,8 @@ def parts_of(counted: Counted, by: str = "module", depth: int | None = None) -> 
     total = Part(name="total", calls=sum(operator.calls for operator in counted.counts))
     entries: list[Module | Operator] = [*counted.modules, *counted.counts]
     for entry in entries:
+        # `add` takes the parameters of a Module and the operations of an Operator, so nothing is
+        # added twice.
         total.add(entry)
         # The names of the rows to which the entry is added.
         if by == "class":
@@ -169,7 +171,8 @@ def parts_of(counted: Counted, by: str = "module", depth: int | None = None) -> 
         elif by == "operator":
             names = [entry.operator] if isinstance(entry, Operator) else []
         else:
-            # No module has the path of a place outside of the model: it gets a row of its own.
+            # The rows of its module and of the modules around that.  No module has the path of a
+            # place outside of the model: it gets a row of its own.
             names = [path for path in _above(entry.path) if path in parts] or [entry.path]
         for name in names:
             parts.setdefault(name, Part(name=name)).add(entry)

@@ -154,7 +154,7 @@ def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         # The model gets no lengths: no wave here is padded, and models whose features are
         # normalised by groups were trained without lengths.
-        (module,) = parts
+        (module,) = parts  # what `get_model` made; only a transducer has two parts
         return module(waves)
 
     return Recogniser(search if is_transducer else call, int(bundle.sample_rate))

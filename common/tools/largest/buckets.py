@@ -129,6 +129,7 @@ def of_utterances(utterances: Any, durations: int, parts: int) -> list[Bucket]:
     for of_duration in _cut(utterances, column=0, parts=durations):
         T = int(of_duration[:, 0].max())
         for rows in _cut(of_duration, column=1, parts=parts):
+            # "higher": the number of tokens of an utterance, not one between those of two
             U = int(np.percentile(rows[:, 1], PERCENTILE, method="higher"))
             beyond = int((rows[:, 1] > U).sum())
             frames = int(rows[:, 0].sum())
@@ -301,6 +302,7 @@ def _rows(config: Buckets, state: Progress) -> list[Row]:
             status=outcome.status,
             reason=outcome.reason,
             peak_mb=outcome.peak_mb,
+            # On average: the utterances of a bucket have frames / count frames each.
             frames=round(outcome.size * bucket.frames / bucket.count) if outcome.size else None,
             padded_frames=outcome.size * bucket.T if outcome.size else None,
             utterances_per_second=median(rates[number]) if number in rates else None,

@@ -136,6 +136,7 @@ def _values(config: Losses, state: Outcome) -> Values:
         "largest": state.size,
         "unit": config.unit,
         "limited_by": state.limited_by,
+        # that of the heaviest batch, as in the table
         "limit_bytes": state.tries[0].limit_bytes if state.tries else None,
         "peak_mb": state.peak_mb,
     }
@@ -149,6 +150,7 @@ def _cells(config: Losses, state: Outcome, kept: Kept) -> dict[str, Cell]:
         within = amount(step.limit_bytes)
         heaviest = f"{step.N} x {step.T} x {step.U + 1}"
     limited_by = state.limited_by or "-"
+    # Without the flag the cap is what the shape file has: all utterances, or their frames.
     if limited_by == "cap":
         limited_by = "--largest-cap" if config.capped else "all there are"
     environment = kept.job(f"{state.name} correctness").environment or schema.Environment()

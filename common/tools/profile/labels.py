@@ -155,7 +155,7 @@ class Labels:
     def _push(self, phase: str, call: Call, is_recomputed: bool = False) -> None:
         """Enter a new span of a call, and put the call on the stack of the phase."""
         context = self._open_span(Place(call.chain, phase), is_recomputed)
-        context.__enter__()
+        context.__enter__()  # no `with`: another hook ends the span, by `_pop`
         self._stacks[phase].append(Running(call, context))
 
     def _pop(self, stack: list[Running], keep: int) -> None:
