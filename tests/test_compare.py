@@ -516,3 +516,11 @@ def test_the_title_counts_what_changed_and_the_notes_say_why(tmp_path):
     assert re.search(r"k2, step time: slower: [\d.]+% more time", page) and 'class="bad">slower' in page
     drawn = unpacked(page, "figures")
     assert "k2, step" in drawn and '"type":"log"' in drawn
+
+
+def test_a_baseline_keeps_a_loss_whose_other_configuration_has_too_few_rounds(tmp_path):
+    written(tmp_path / "log" / "a", dtype="float32")
+    written(tmp_path / "log" / "b", dtype="bfloat16", rounds=ROUNDS[:1])
+    done = run("rnnt-bench", "compare", "--save-baseline", "x", tmp_path / "log")
+    assert done.returncode == 0 and "torchaudio is left out: it has 1 round" in done.stderr
+    assert [path.name for path in (tmp_path / "log" / "baselines" / "x").iterdir()] == ["a"]

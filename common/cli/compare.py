@@ -210,15 +210,16 @@ def runs_to_keep(log: Path) -> list[Path]:
     rows = [row for row in logs.read([log]).rows if (row.folder / schema.FILE_NAME).is_file()]
     if not rows:
         raise UserError(f"--save-baseline: no runs under {log}: run `{command('run')}` first")
-    unfit = {row.name: reason for row in rows if (reason := unfit_reason(row))}
-    runs = [row.folder for row in rows if row.name not in unfit]
+    unfit = [(row, reason) for row in rows if (reason := unfit_reason(row))]
+    left_out = [row.folder for row, _ in unfit]
+    runs = [row.folder for row in rows if row.folder not in left_out]
     if not runs:
-        reasons = "; ".join(f"{plain(name)}: {reason}" for name, reason in unfit.items())
+        reasons = "; ".join(f"{plain(row.name)}: {reason}" for row, reason in unfit)
         raise UserError(
             f"--save-baseline: {reasons}: what is compared with it would have no verdict"
         )
-    for name, reason in unfit.items():
-        store.warn(f"--save-baseline: {name} is left out: {reason}")
+    for row, reason in unfit:
+        store.warn(f"--save-baseline: {row.name} is left out: {reason}")
     return runs
 
 
