@@ -92,13 +92,13 @@ def _about_limits(row: Row) -> Iterator[Doubt]:
 
     There is one if the row is faster than that.  Else there is one if all these rates were measured
     beside other load."""
-    # Records without streams are of one thread, and give no limit.
+    # Only records with streams, those of all threads, give a limit; `flags` tell of other load.
     limits_beside_load = all(line.flags for line in row.limits if line.streams)
     above = [scope for scope, percent in row.limit_percent.items() if percent > 100]
     if above:
         cause = "it was measured beside other load" if limits_beside_load else "please report it"
-        # A step multiplies matrices.  Without the rate of the suite's own products its limit is made
-        # from that of torch's products, which are slow on some processors.
+        # A step multiplies matrices.  Without `loop`, the rate of the suite's own products, its
+        # limit is made from that of torch's products, which are slow on some processors.
         if "step" in above and row.device == "cpu" and row.rates.loop is None:
             cause = "for products torch's rate alone was measured, which may be low here"
         words = f"above 100% of the device's limit, so its time or the limit is wrong ({cause})"

@@ -95,7 +95,7 @@ def student_t(confidence: float, freedom: float) -> float:
         )
         integral = weighted * angle / (3 * PANELS)
         change = (confidence * whole - integral) / density[-1]
-        angle = min(angle + change, highest)
+        angle = min(angle + change, highest)  # rounding may put a step beyond it
         if change < 1e-14 * angle:  # no more than rounding
             break
     return math.sqrt(freedom) * math.tan(angle)

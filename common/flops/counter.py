@@ -145,8 +145,8 @@ class Modules:
         """Return a row for each module: path, class, calls, and how many numbers its own parameters
         hold, trainable and frozen.
 
-        A parameter that several modules share is counted in the first of them.  A parameter that a
-        module gets after its path is in `_paths` is counted in every module that has it."""
+        A parameter that several modules share is counted in the first of them.  One that a module
+        gets later than `_add` has seen the module is counted in every module that has it."""
         rows = []
         for path, module in self.modules.items():
             own_weights = {

@@ -231,7 +231,9 @@ def _tagged(operator: Any, *tags: str) -> bool:
 
 def _of_lists(name: str) -> Rule:
     """Return the rule of the operator aten::_foreach_<name>, which applies aten::<name> to each
-    tensor of a list; None if aten::<name> does not exist or has no rule."""
+    tensor of a list; None if aten::<name> does not exist or has no rule.
+
+    It is the rule of aten::<name>: `size` and `elements` add up over a list."""
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         return None

@@ -127,8 +127,9 @@ class Errors:
 
     Attributes:
         leaves: the errors of each leaf
-        sums: by what is summed over, the largest sum of errors as a share of what it is compared
-          with.  Keys: a "frame", a "u", a "symbol", a "cell", or the name of a leaf, summed by row
+        sums: by what is summed over, a share: the largest of all such sums of errors, each over its
+          scale (see `note_sums`).  Keys: a "frame", a "u", a "symbol", a "cell", or the name of a
+          leaf, summed by row
         padding: the largest magnitude in the padding, None if there is no padding
     """
 
@@ -138,7 +139,7 @@ class Errors:
         self.sums: dict[str, float] = defaultdict(float)
         self.padding: float | None = None
         # Sums over the cells so far, of one utterance by u and of the batch by symbol: row 0 of
-        # errors, row 1 of what they are compared with.  The first part gives them their shapes.
+        # errors, row 1 of their scales.  The first part gives them their shapes.
         self.by_u = torch.zeros(0)  # (2, a column for each u)
         self.by_symbol = torch.zeros(0)  # (2, a column for each symbol)
 

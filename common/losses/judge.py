@@ -120,7 +120,8 @@ class Right:
 
     @property
     def score(self) -> float:
-        """Return the largest magnitude of the logits."""
+        """Return the largest magnitude of the logits, by which `rounding.allowed` knows how far a
+        right loss may be off.  It is 0 before `solve`, and leaves out infinite logits."""
         return max(cells.score for cells in self.cells)
 
     def _parts(self, cells: Cells, n: int) -> torch.Tensor:

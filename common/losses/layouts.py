@@ -261,7 +261,8 @@ class Pruned(Layout):
         return SIMPLE_LOSS_SCALE * simple_loss + pruned_loss
 
     def simple_losses(self, model: Joiner, batch: Batch) -> torch.Tensor:
-        """Return the right simple losses (N,), as the step scales them: float64, differentiable."""
+        """Return the right simple losses (N,), as the step scales them: differentiable, and in the
+        float64 of `arc_losses`."""
         am, lm = self.scores(model, batch)
         joint = (am.unsqueeze(2) + lm.unsqueeze(1)).log_softmax(-1)
         lm_alone = lm.log_softmax(-1).unsqueeze(1)

@@ -48,7 +48,9 @@ def _fastest_lines(
 ) -> list[parts.Line]:
     """Return the lines of the card of the fastest exact loss: speed, memory, and what to beware of.
 
-    Where they are known, torch's products and the change since an earlier run have lines too."""
+    If they are known, two more lines tell how much of the next loss's time torch's slow matrix
+    products take, and the change since an earlier run."""
+    # The title of a card that is sure names the loss already.
     speed = verdict.against_next if fastest.sure else verdict.named
     lines = [_line("Speed", speed(fastest, verdict.time_of(fastest.scope)))]
     products = verdict.products_answer(fastest, rows)

@@ -456,8 +456,8 @@ def _group_verdict(group: Group, terminal: Terminal, folders: Sequence[Path]) ->
     """Return the verdict on a configuration: its fastest exact loss, the fastest loss from given
     logits, the smallest exact loss, an approximation, and what to beware of in the fastest.
 
-    Below the fastest exact loss stand the part of torch's products in a ratio, and the change since
-    an earlier day, if they are known.
+    Below the fastest exact loss stand, if they are known, how much of the next loss's time torch's
+    slow matrix products take, and the change since an earlier day.
 
     folders: where a conformance matrix may be, besides docs/"""
     answers: dict[str, verdict.Sentence] = {}  # question, at the begin of a line -> answer
