@@ -126,8 +126,8 @@ def transducer_loss(
         and a gradient of 0, and a warning names the label.
     How it is computed
         negligible: a cell gets no gradient if a path passes it with less probability than this.
-        Forward of the C++ code does not even compute a cell, if it can prove that all such cells
-        together change the loss by at most 1e-9, and by at most 1e-9 of its value (float64: 1e-16).
+        Forward of the C++ code leaves such cells out, if it can prove that together they change the
+        loss by at most 1e-9, and by at most 1e-9 of its value. In float64 both bounds are 1e-16.
         With 0 every cell is computed, and only a cell of probability 0 gets no gradient.
         tile_cells: number of cells whose logits are in memory at once in backward.  None: as many
         as fit the caches.

@@ -134,8 +134,10 @@ def check_number(
 
 
 def check_topology(topology: Any, durations: Any, sigma: Any, label_smoothing: Any = 0.0) -> None:
-    """Raise ValueError for an unknown topology, for durations that it cannot have, for a sigma or
-    label_smoothing that is no finite number, and for one other than 0 if the topology has none."""
+    """Raise ValueError for an unknown topology, and for durations that it cannot have.
+
+    So do a sigma and a label_smoothing that are no finite number, or not 0 where the topology has
+    none."""
     if not isinstance(topology, str) or topology not in TOPOLOGIES:
         raise ValueError(f"topology: there are {', '.join(TOPOLOGIES)}, not {topology!r}")
     if not isinstance(durations, (list, tuple)):

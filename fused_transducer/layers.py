@@ -112,8 +112,8 @@ def _call_hooks(layer: nn.Linear) -> None:
     The loss reads the weight and never calls the layer, but a hook before forward may compute the
     weight, as that of weight_norm does.
 
-    Raises ValueError for a hook that changes what the layer takes or returns, for one that fails
-    with zero rows, and for a hook of backward, which would see no gradient.
+    Raises ValueError for a hook that changes what the layer takes or returns, and for one that
+    fails with zero rows. A hook of backward would see no gradient, and is refused too.
     """
     if layer._backward_hooks or layer._backward_pre_hooks:
         raise ValueError(f"output has backward hooks, which would not run: {WITHOUT_HOOKS}")

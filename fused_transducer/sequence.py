@@ -26,8 +26,8 @@ def mwer_loss(
         1; a hypothesis with a loss of inf has the probability 0.
         errors (M,): the edit distance of each hypothesis to the transcript, of any dtype
         utterance_of (M,): the utterance of each hypothesis, as `transducer_loss` takes it
-        reduction: "mean" over the utterances that have hypotheses, "sum", or "none" for a tensor
-        (M,) in which the numbers of an utterance's hypotheses add up to its loss
+        reduction: "mean" over the utterances that have hypotheses, "sum", or "none". With "none"
+        there is a number for each hypothesis (M,); those of an utterance add up to its loss.
 
     Returns a tensor of the losses' dtype, which can be differentiated with respect to `losses`.
     Raises ValueError for other shapes.

@@ -311,8 +311,9 @@ class _Launch:
         size: bytes of a number
         BM: cells of a block
 
-        Unless the caller set `tile_cells`, a tile has the cells that keep all multiprocessors busy,
-        or the whole blocks that fit in TILE_BYTES if these are fewer, but 256 cells at least. A
+        The caller may set it as `tile_cells`. Else a tile has the cells that keep all
+        multiprocessors busy, or the whole blocks that fit in TILE_BYTES if these are fewer. It has
+        256 cells at least. A
         batch of few cells has one tile. The size of this tile is a power of two, since kernels are
         compiled for each size.
         """
@@ -361,9 +362,9 @@ def forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor, kept: Tens
 def _forward(call: Call, gradient: bool, losses: Tensor, arcs: Tensor) -> None:
     """Do what `forward` does, on the current device. Raises ValueError for too many states.
 
-    First the log-probabilities of all cells are written to arcs, by at most `at_once` blocks of
-    cells at a time, since each launch needs the activations of its cells in memory. Then the walk
-    through the lattice computes the losses from them.
+    First the log-probabilities of all cells are written to arcs. Each launch writes those of at
+    most `at_once` blocks of cells, since it needs the activations of its cells in memory. Then the
+    walk through the lattice computes the losses from the log-probabilities.
     """
     if call.U1 > LONGEST:
         raise ValueError(

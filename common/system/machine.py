@@ -306,13 +306,13 @@ class Look(NamedTuple):
     """Hold the CPU times at the beginning or the end of a window.
 
     Attributes:
-        busy: of all processes, in seconds; None if the system does not tell
-        own: of this process and its ended children, in seconds
+        busy_seconds: of all processes; None if the system does not tell
+        own_seconds: of this process and its ended children
         ns: the time, in nanoseconds of time.perf_counter_ns
     """
 
-    busy: float | None
-    own: float
+    busy_seconds: float | None
+    own_seconds: float
     ns: int
 
 
@@ -358,9 +358,9 @@ class ForeignLoad:
                 end = self._look()
         self.start_before = start
         self.start = end
-        if start.busy is None or end.busy is None or end.ns <= start.ns:
+        if start.busy_seconds is None or end.busy_seconds is None or end.ns <= start.ns:
             return None
-        foreign = (end.busy - start.busy) - (end.own - start.own)
+        foreign = end.busy_seconds - start.busy_seconds - (end.own_seconds - start.own_seconds)
         available = (end.ns - start.ns) / 1e9 * len(self.cpus)
         return round(min(max(foreign / available, 0.0), 1.0), 4)
 

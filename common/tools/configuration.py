@@ -37,9 +37,9 @@ Seconds = Annotated[float, Meta(gt=0)]
 def parsed(text: str, where: str) -> Any:
     """Return the value of a YAML text.
 
-    Raises UserError if PyYAML is missing, and for a text that is not YAML, or has a tag that makes a
-    Python object, a repeated key, infinity, NaN, or a whole number of more than LONGEST_NUMBER
-    digits.
+    Raises UserError if PyYAML is missing, and for a text that is not YAML.  A tag that makes a
+    Python object, a repeated key, infinity, NaN and a whole number of more than LONGEST_NUMBER
+    digits are refused in the same way.
 
     where: the file or flag that the text comes from; the message begins with it."""
     try:

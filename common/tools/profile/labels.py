@@ -24,16 +24,16 @@ FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 MOST_CHOICES = 40
 
 
-class Place(NamedTuple):
-    """The place of a span in a step: the labels around it and its own, outermost first, and the
-    phase."""
+class SpanKey(NamedTuple):
+    """Tell the spans of a step apart: by the labels around a span and its own, outermost first, and
+    by the phase."""
 
     chain: tuple[str, ...]
     phase: str
 
 
-#: Returns the context of a span, from its place and whether a checkpoint computes it again.
-OpenSpan = Callable[[Place, bool], AbstractContextManager]
+#: Returns the context of a span, from its key and whether a checkpoint computes it again.
+OpenSpan = Callable[[SpanKey, bool], AbstractContextManager]
 
 
 class Call:
@@ -98,7 +98,7 @@ class Labels:
     def part(self, name: str) -> Iterator[None]:
         """Label a part of the step that is no module and comes after the backward; set `where`."""
         self.where = f"{name}, {UPDATE}"
-        with self._open_span(Place((name,), UPDATE), False):  # False: not recomputed
+        with self._open_span(SpanKey((name,), UPDATE), False):  # False: not recomputed
             yield
 
     def end_backward(self) -> None:
@@ -154,7 +154,7 @@ class Labels:
 
     def _push(self, phase: str, call: Call, is_recomputed: bool = False) -> None:
         """Enter a new span of a call, and put the call on the stack of the phase."""
-        context = self._open_span(Place(call.chain, phase), is_recomputed)
+        context = self._open_span(SpanKey(call.chain, phase), is_recomputed)
         context.__enter__()  # no `with`: another hook ends the span, by `_pop`
         self._stacks[phase].append(Running(call, context))
 
@@ -221,16 +221,16 @@ class Reading(NamedTuple):
 class Spans:
     """Read a counter, by `read`, at both ends of each span of a step.
 
-    calls: the readings by place, in the order in which places begin."""
+    calls: the readings by key, in the order in which the keys begin."""
 
     def __init__(self, read: Callable[[], Any]):
         self.read = read
-        self.calls: dict[Place, list[Reading]] = {}
+        self.calls: dict[SpanKey, list[Reading]] = {}
 
     @contextmanager
-    def __call__(self, place: Place, is_recomputed: bool) -> Iterator[None]:
+    def __call__(self, key: SpanKey, is_recomputed: bool) -> Iterator[None]:
         """Open a span, as an OpenSpan; keep its Reading unless it ends by an exception."""
-        readings = self.calls.setdefault(place, [])
+        readings = self.calls.setdefault(key, [])
         begin = self.read()
         yield
         readings.append(Reading(is_recomputed, begin, self.read()))

@@ -55,8 +55,8 @@ PARTS = {
 }
 
 
-def unseen(place: labels.Place, is_recomputed: bool) -> AbstractContextManager[None]:
-    """Open a span that records nothing, whatever its place."""
+def unseen(key: labels.SpanKey, is_recomputed: bool) -> AbstractContextManager[None]:
+    """Open a span that records nothing, whatever its key."""
     return nullcontext()
 
 
@@ -350,10 +350,10 @@ class Profiling:
         for number in range(self.choice.warmup):
             self.timed(partial(self.step, self.arguments(number)))
         steps = self.time_steps()
-        # Give each timed span what was counted in the same place: the mean of a step.
+        # Give each timed span what was counted under the same key: the mean of a step.
         for span in steps.spans:
-            place = labels.Place(tuple(span.chain), span.phase)
-            for reading in counts.calls.get(place, ()):
+            key = labels.SpanKey(tuple(span.chain), span.phase)
+            for reading in counts.calls.get(key, ()):
                 span.macs += (reading.end.macs - reading.begin.macs) / batch_count
                 span.flops += (reading.end.flops - reading.begin.flops) / batch_count
         return rows.Measured(
@@ -377,10 +377,10 @@ class Profiling:
     def time_steps(self) -> Steps:
         """Time each step twice, without and with labels; return the times.
 
-        A place's span gets one time for each step that has the place: the sum over its calls.  In
+        The span of a key gets one time for each step that has the key: the sum over its calls.  In
         steps 0, 2, 4, ... the run with labels comes first, in the others the run without."""
         load = machine.ForeignLoad()
-        spans: dict[labels.Place, rows.Span] = {}
+        spans: dict[labels.SpanKey, rows.Span] = {}
         bare: list[Times] = []
         labelled: list[Times] = []
         for number in range(self.choice.steps):
@@ -391,10 +391,10 @@ class Profiling:
             for spans_or_none, taken in runs:
                 times = self.timed(partial(self.step, self.arguments(number), spans_or_none))
                 taken.append(times)
-            for place, readings in step_spans.calls.items():
-                chain, phase = place
+            for key, readings in step_spans.calls.items():
+                chain, phase = key
                 new = rows.Span(chain=list(chain), phase=phase, calls=0, host_ns=[], device_ns=[])
-                span = spans.setdefault(place, new)  # `new` in the first step that has this place
+                span = spans.setdefault(key, new)  # `new` in the first step that has this key
                 # A forward that a checkpoint computes again takes time, but is no further call.
                 span.calls += sum(not reading.is_recomputed for reading in readings)
                 summed = self._summed(readings)
@@ -426,9 +426,9 @@ class Profiling:
         schedule = {"wait": 0, "warmup": 1, "active": active, "repeat": 1}
         settings = replace(self.settings, schedule=schedule, record_shapes=False, with_stack=False)
 
-        def open_span(place: labels.Place, is_recomputed: bool) -> AbstractContextManager:
+        def open_span(key: labels.SpanKey, is_recomputed: bool) -> AbstractContextManager:
             """Name the span in the trace; a recomputed forward has the phase of the backward."""
-            return torch.profiler.record_function(rows.named(place.chain[-1], place.phase))
+            return torch.profiler.record_function(rows.named(key.chain[-1], key.phase))
 
         steps = []
         for number in range(1 + active):  # the first is the profiler's warm-up
