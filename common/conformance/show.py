@@ -272,8 +272,9 @@ def remarks(matrix: Matrix) -> list[str]:
         packages.setdefault(row.name.partition(":")[0], row)
     heads = []
     for name, row in packages.items():
-        if short(name) != called(name, row):
-            heads.append(f"{short(name)} {called(name, row)}")
+        words = called(name, row)
+        if short(name) != words:
+            heads.append(f"{short(name)} {words}")
     lines = [_legend(matrix)]
     if heads:
         lines.append(f"columns, where a variant adds its first letters: {', '.join(heads)}")

@@ -28,6 +28,7 @@ import torch
 
 from rnnt_bench.core.errors import WrongResult
 from rnnt_bench.core.questions import HARD, Question, Shapes
+from rnnt_bench.core.settings import FEWEST_IN_BUDGET
 from rnnt_bench.core.text import finite
 from rnnt_bench.data.batching import lightest
 from rnnt_bench.losses import layouts, questions, rounding, words
@@ -307,9 +308,9 @@ def hard_questions(context) -> Sequence[Question]:
     """
     if context.forward_only or context.loops_in_python or context.same_as:
         return ()
-    # Round r of those that share the questions asks number r - 1, and each `rounds` further on.  A
-    # later round, which only comes if `rounds` is len(HARD), begins behind the last question.
-    rounds = min(context.settings.rounds, len(HARD))
+    # Round r of those that share the questions asks number r - 1, and each `rounds` further on.
+    # With --budget no more than FEWEST_IN_BUDGET rounds are certain.
+    rounds = min(context.settings.rounds, FEWEST_IN_BUDGET, len(HARD))
     return HARD[(context.round or 1) - 1 :: rounds]
 
 
